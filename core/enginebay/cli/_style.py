@@ -1,0 +1,15 @@
+"""What is printed: text from elsewhere is made harmless before it reaches a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    """The text with control and bidirectional characters escaped; newline and tab stay."""
+    return "".join(
+        c if c in "\n\t" or not (unicodedata.category(c) in ("Cc", "Cs") or c in _BIDI) else f"\\u{ord(c):04x}"
+        for c in text
+    )

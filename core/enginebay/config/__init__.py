@@ -1,0 +1,34 @@
+"""The config: TOML → pydantic, with the environment and ``--set`` on top; every fault reported at once."""
+
+from enginebay.config._load import Resolved, load
+from enginebay.config._models import (
+    CacheConfig,
+    DeadlinesConfig,
+    DeviceConfig,
+    EngineConfig,
+    EngineSection,
+    ExecutorConfig,
+    ModelConfig,
+    ParallelConfig,
+    RunnerConfig,
+    SchedulerConfig,
+    TelemetryConfig,
+    WorkerConfig,
+)
+
+__all__ = [
+    "CacheConfig",
+    "DeadlinesConfig",
+    "DeviceConfig",
+    "EngineConfig",
+    "EngineSection",
+    "ExecutorConfig",
+    "ModelConfig",
+    "ParallelConfig",
+    "Resolved",
+    "RunnerConfig",
+    "SchedulerConfig",
+    "TelemetryConfig",
+    "WorkerConfig",
+    "load",
+]

@@ -1,0 +1,7 @@
+"""stub"""
+
+
+class Resolved: ...
+
+
+def load() -> None: ...

@@ -1,0 +1,206 @@
+"""The sections of ``engine.toml`` as pydantic models. Plugin options stay raw here; ``plugins`` validates them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelConfig(Section):
+    """``[model]``: which model, and how it is read."""
+
+    path: Annotated[
+        Path | None,
+        Field(
+            description="Folder of safetensors, GGUF file, or name of an imported model; unset: the imported SmolLM2."
+        ),
+    ] = None
+    served_model_name: Annotated[
+        str | None, Field(description="The name under which clients see the model; unset: its own.")
+    ] = None
+    tokenizer: Annotated[
+        Path | None, Field(description="Folder or file of another tokenizer; unset: the model's own.")
+    ] = None
+    dtype: Annotated[Dtype, Field(description="Weights and activations; auto: as the model's config says.")] = "auto"
+    seed: Annotated[
+        int, Field(ge=0, description="Seeds the framework's generators; token draws have seeds of their own.")
+    ] = 0
+    max_model_len: Annotated[
+        Positive | None, Field(description="Prompt plus output tokens of one request; unset: the model's.")
+    ] = None
+
+
+class ParallelConfig(Section):
+    """``[parallel]``: ranks of one model copy, and copies."""
+
+    tensor_parallel_size: Annotated[Positive, Field(description="Ranks that share each layer.")] = 1
+    pipeline_parallel_size: Annotated[Positive, Field(description="Ranks that share the layers among them.")] = 1
+    data_parallel_size: Annotated[Positive, Field(description="Copies of the model.")] = 1
+
+
+class DeviceConfig(Section):
+    """``[device]``: what the workers compute on."""
+
+    kind: Annotated[
+        str, Field(description='"auto", "cpu", "cuda", … ; auto: an accelerator that the runner supports, else cpu.')
+    ] = "auto"
+    ids: Annotated[
+        tuple[int, ...] | None, Field(description="Device indices to use, in rank order; unset: from 0 on.")
+    ] = None
+
+
+class _Used(Section):
+    """A section that names a plugin."""
+
+    options: Annotated[
+        dict[str, Any], Field(description="The plugin's own options: enginebay describe KIND NAME.")
+    ] = {}
+
+
+class ExecutorConfig(_Used):
+    """``[executor]``: where the workers run."""
+
+    use: Annotated[str, Field(description="Name of an installed executor.")] = "uni"
+
+
+class RunnerConfig(_Used):
+    """``[runner]``: how a worker turns a schedule into tokens."""
+
+    use: Annotated[
+        str, Field(description="Name of an installed runner; auto: the most preferred one that supports the model.")
+    ] = "auto"
+
+
+class SchedulerConfig(_Used):
+    """``[scheduler]``: which scheduler, and what the mechanics keep for every policy."""
+
+    use: Annotated[str, Field(description="Name of an installed scheduler.")] = "fcfs"
+    max_num_seqs: Annotated[
+        Positive | None, Field(description="Requests that run at once; unset: 256, or what the runner allows.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Positive | None, Field(description="Tokens of one step; unset: 2048, or what the runner allows.")
+    ] = None
+    chunked_prefill: Annotated[
+        bool | None, Field(description="Whether a prompt may be split over steps; unset: yes, if the runner can.")
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int, Field(ge=0, description="While others wait, at most this many tokens of one prompt in a step; 0: no cap.")
+    ] = 0
+    reserve_whole_prompt: Annotated[
+        bool, Field(description="Admit a request only when blocks for its whole prompt are free.")
+    ] = False
+    watermark: Annotated[float, Field(ge=0, lt=1, description="Share of the KV blocks that admission leaves free.")] = (
+        0.0
+    )
+    no_evict: Annotated[
+        bool, Field(description="Admit a request only when blocks for all it may ever need are free: no preemption.")
+    ] = False
+    overlap: Annotated[
+        Literal["auto", "on", "off"],
+        Field(description="Schedule the next step while one runs; this version runs steps one after the other."),
+    ] = "auto"
+
+
+class CacheConfig(Section):
+    """``[cache]``: the KV cache. At most one of memory_utilization, memory_bytes and num_blocks."""
+
+    memory_utilization: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Field(description="Share of the device's memory that the engine may take, weights included."),
+    ] = None
+    memory_bytes: Annotated[Positive | None, Field(description="Bytes of the KV cache on each rank.")] = None
+    num_blocks: Annotated[Positive | None, Field(description="Blocks of the KV cache.")] = None
+    block_size: Annotated[
+        Positive | Literal["auto"], Field(description="Tokens of a block; auto: the runner's choice, else 16.")
+    ] = "auto"
+    dtype: Annotated[Dtype, Field(description="Precision of keys and values; auto: the model's.")] = "auto"
+    prefix_caching: Annotated[
+        bool | None, Field(description="Reuse the blocks of equal beginnings; unset: yes, if the runner can.")
+    ] = None
+    hash: Annotated[Literal["sha256"], Field(description="How blocks are named by content.")] = "sha256"
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        given = [k for k in ("memory_utilization", "memory_bytes", "num_blocks") if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} say the same thing twice: keep one of them")
+        return self
+
+
+class WorkerConfig(Section):
+    """``[worker]``: what every worker loads beside the runner."""
+
+    extensions: Annotated[tuple[str, ...], Field(description="Names of installed worker extensions.")] = ()
+    threads: Annotated[
+        Positive | None, Field(description="CPU threads of one worker's computing; unset: the cores shared out.")
+    ] = None
+
+
+class DeadlinesConfig(Section):
+    """``[deadlines]``: how long anything may take, in seconds. Every wait of the engine has its bound here."""
+
+    request: Annotated[
+        Seconds | None, Field(description="From arrival to the last token; unset: none but the request's own.")
+    ] = None
+    start: Annotated[Seconds, Field(description="From the spawn to every worker's HELLO.")] = 120.0
+    load_model: Annotated[
+        Seconds, Field(description="Reading the weights, and each other phase of a worker's start.")
+    ] = 600.0
+    collective: Annotated[Seconds, Field(description="One collective among ranks.")] = 120.0
+    call: Annotated[Seconds, Field(description="One step, or any other call on the workers.")] = 300.0
+    heartbeat: Annotated[Seconds, Field(description="Between two signs of life of a worker.")] = 5.0
+    stop: Annotated[Seconds, Field(description="Stopping everything.")] = 10.0
+    drain: Annotated[Seconds, Field(description="Letting running requests finish before a stop.")] = 30.0
+    recovery: Annotated[Seconds, Field(description="How long requests wait while no group is ready.")] = 120.0
+
+
+class EngineSection(Section):
+    """``[engine]``: the step loop."""
+
+    batch_invariant: Annotated[bool, Field(description="Same bits whatever the batch; this version refuses it.")] = (
+        False
+    )
+
+
+class TelemetryConfig(Section):
+    """``[telemetry]``: where traces go. Nothing set: no exporter, no thread, no cost."""
+
+    endpoint: Annotated[str | None, Field(description="OTLP endpoint; this version exports to a file only.")] = None
+    file: Annotated[Path | None, Field(description="File of OTLP JSON lines; read it with enginebay trace FILE.")] = (
+        None
+    )
+    step_every: Annotated[Positive, Field(description="Record one step in so many, and every failed or slow one.")] = (
+        100
+    )
+
+
+class EngineConfig(Section):
+    """The whole config, validated and frozen; ``enginebay config schema`` prints it with the plugins' options."""
+
+    model: ModelConfig = ModelConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    device: DeviceConfig = DeviceConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    runner: RunnerConfig = RunnerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    worker: WorkerConfig = WorkerConfig()
+    extensions: Annotated[
+        dict[str, dict[str, Any]], Field(description="A section per extension; presence loads it.")
+    ] = {}
+    deadlines: DeadlinesConfig = DeadlinesConfig()
+    engine: EngineSection = EngineSection()
+    telemetry: TelemetryConfig = TelemetryConfig()

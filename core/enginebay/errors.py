@@ -1,0 +1,188 @@
+"""The tree of errors that users can meet; each says what happened, where, and what to do next.
+
+::
+
+    EnginebayError                      exit code
+    ├── ConfigError                     2   the config, the command line or what they name is wrong
+    │   ├── PluginError                     a plugin cannot be used
+    │   │   ├── PluginNotFound              nothing installed has that name
+    │   │   ├── PluginClash                 two packages offer that name
+    │   │   ├── PluginBroken                it is installed, and does not import or register properly
+    │   │   ├── PluginTooNew                it needs a plugin API that this engine does not offer
+    │   │   └── OptionsRejected             its own options do not validate
+    │   ├── CapabilityError                 parts that do not fit each other, or the machine
+    │   └── ModelError                      the model folder or file is missing, damaged or unsupported
+    ├── StartFailed                     3   everything was well named, and starting it failed
+    │   ├── WorkerFailed                    a worker failed in a named phase
+    │   └── OutOfMemory                     less memory is free than was asked for
+    ├── RequestError                    1   one request is wrong or failed; the others go on
+    │   ├── InvalidRequest                  refused before it ran (HTTP 400)
+    │   ├── RequestTooLong                  can never fit (HTTP 400)
+    │   ├── UnknownRequest                  no such id (HTTP 404)
+    │   ├── DuplicateRequest                the id is in use (HTTP 409)
+    │   └── RequestFailed                   it ran and failed (HTTP 500)
+    ├── WorkerLost                      4   a worker died, and may not or must not be restarted
+    ├── WorkerHung                      5   a worker makes no progress, and may not be restarted
+    └── EngineDead                      70  the engine stopped; carries the one root cause
+        └── PolicyFailed                    a scheduler's own code raised
+
+The command line turns an error into its ``exit_code`` and one line on stderr (robustness rules, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import ClassVar
+
+__all__ = [
+    "CapabilityError",
+    "ConfigError",
+    "DuplicateRequest",
+    "EngineDead",
+    "EnginebayError",
+    "InvalidRequest",
+    "ModelError",
+    "OptionsRejected",
+    "OutOfMemory",
+    "PluginBroken",
+    "PluginClash",
+    "PluginError",
+    "PluginNotFound",
+    "PluginTooNew",
+    "PolicyFailed",
+    "RequestError",
+    "RequestFailed",
+    "RequestTooLong",
+    "StartFailed",
+    "UnknownRequest",
+    "WorkerFailed",
+    "WorkerHung",
+    "WorkerLost",
+    "did_you_mean",
+]
+
+
+class EnginebayError(Exception):
+    """Base of all errors of enginebay; ``exit_code`` is what a process that dies of it returns."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class ConfigError(EnginebayError):
+    """The config, or something that it names, is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class PluginError(ConfigError):
+    """A plugin cannot be used."""
+
+
+class PluginNotFound(PluginError):
+    """No installed package offers this name."""
+
+
+class PluginClash(PluginError):
+    """Two installed packages offer this name; neither is used."""
+
+
+class PluginBroken(PluginError):
+    """The package is installed, but does not import, or does not register what it promised."""
+
+
+class PluginTooNew(PluginError):
+    """The plugin was written against a plugin API that this engine does not offer."""
+
+
+class OptionsRejected(PluginError):
+    """The options given to a plugin do not validate against the model that it declares."""
+
+
+class CapabilityError(ConfigError):
+    """Two parts, or a part and the machine, do not fit; refused at start, never degraded in silence."""
+
+
+class ModelError(ConfigError):
+    """The model is missing, damaged, or of a kind that the runner does not support."""
+
+
+class StartFailed(EnginebayError):
+    """The config was good, and starting the engine failed."""
+
+    exit_code = 3
+
+
+class WorkerFailed(StartFailed):
+    """A call on a worker failed; the message names rank, host, pid and phase, ``remote_traceback`` has the rest."""
+
+    def __init__(self, message: str, *, remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.remote_traceback = remote_traceback
+
+
+class OutOfMemory(StartFailed):
+    """The device has less free memory than the engine was told to take."""
+
+
+class RequestError(EnginebayError):
+    """One request is wrong or failed; ``status`` is its HTTP form, ``param`` the field at fault, if one is."""
+
+    exit_code = 1
+    status: ClassVar[int] = 400
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """A request that was refused before it ran."""
+
+
+class RequestTooLong(InvalidRequest):
+    """A request that can never fit: over the model's length, or over the whole KV cache."""
+
+
+class UnknownRequest(RequestError):
+    """No request of this client has that id."""
+
+    status = 404
+
+
+class DuplicateRequest(RequestError):
+    """The id is in use by an unfinished request of the same client."""
+
+    status = 409
+
+
+class RequestFailed(RequestError):
+    """The request ran and failed by its own fault (for example: its logits became NaN)."""
+
+    status = 500
+
+
+class WorkerLost(EnginebayError):
+    """A worker died beyond its restart budget, or under an executor that cannot restart it."""
+
+    exit_code = 4
+
+
+class WorkerHung(EnginebayError):
+    """A worker made no progress within its deadline, and cannot be restarted."""
+
+    exit_code = 5
+
+
+class EngineDead(EnginebayError):
+    """The engine has stopped; the message is the root cause, told once to every client that waits."""
+
+
+class PolicyFailed(EngineDead):
+    """A scheduler's own code raised; it is never replaced by another scheduler in silence."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` with a leading space, or an empty string when nothing known comes close."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

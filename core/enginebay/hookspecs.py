@@ -1,0 +1,92 @@
+"""The hooks: when each is called, in which process, what may be changed, what is returned, since which API.
+
+Hooks register, observe, or, at assembly, transform. None decides in the step loop: deciding is what the interfaces
+are for. An observing hook that raises is disabled after the third time and reported; it never fails a step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from enginebay.interfaces import (
+        Executor,
+        ExecutorContext,
+        ExecutorPlugin,
+        ExtensionPlugin,
+        RunnerPlugin,
+        SchedulerPlugin,
+    )
+    from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo
+
+PROJECT = "enginebay"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def enginebay_register_executors() -> list[ExecutorPlugin[Any]]:  # type: ignore[empty-body]  # a specification
+    """Return the executors of this module. Called in every process that loads it. Nothing may be started. API 1.0."""
+
+
+@hookspec
+def enginebay_register_runners() -> list[RunnerPlugin[Any]]:  # type: ignore[empty-body]  # a specification
+    """Return the model runners of this module. Called in every process that loads it. Import nothing heavy. API 1.0."""
+
+
+@hookspec
+def enginebay_register_schedulers() -> list[SchedulerPlugin[Any]]:  # type: ignore[empty-body]  # a specification
+    """Return the schedulers of this module. Called in the engine's process. Import nothing heavy. API 1.0."""
+
+
+@hookspec
+def enginebay_register_extensions() -> list[ExtensionPlugin[Any]]:  # type: ignore[empty-body]  # a specification
+    """Return the extensions of this module. Called in the engine's process if the config has their section. API 1.0."""
+
+
+@hookspec
+def enginebay_configure(config: Any) -> None:
+    """Look at the validated config before anything starts, in the engine's process.
+
+    May refuse by raising ``ConfigError``; changes nothing (the config is frozen). Returns nothing. API 1.0.
+    """
+
+
+@hookspec
+def enginebay_wrap_executor(executor: Executor[Any], context: ExecutorContext[Any]) -> Executor[Any] | None:
+    """Wrap the executor at assembly, in the engine's process, in order of ``wrap_order``.
+
+    Return the executor to use instead, or None to leave it. The one hook that is not observation. API 1.0.
+    """
+
+
+@hookspec
+def enginebay_engine_started(in_force: dict[str, str]) -> None:
+    """Observe that the engine is ready, in the engine's process; ``in_force`` is what ``check`` prints. API 1.0."""
+
+
+@hookspec
+def enginebay_engine_stopped() -> None:
+    """Observe that the engine has stopped and given back what it took, in the engine's process. API 1.0."""
+
+
+@hookspec
+def enginebay_worker_started(worker: WorkerInfo) -> None:
+    """Observe that a worker has chosen its device, in the engine's process, once per worker. API 1.0."""
+
+
+@hookspec
+def enginebay_memory_snapshot(rank: int, snapshot: MemorySnapshot) -> None:
+    """Observe a worker's memory before it loads, in the engine's process, once per worker. API 1.0."""
+
+
+@hookspec
+def enginebay_step_finished(report: StepReport) -> None:
+    """Observe a step after its tokens were committed, in the engine's process, once per step. API 1.0."""
+
+
+@hookspec
+def enginebay_request_finished(summary: RequestSummary) -> None:
+    """Observe a request's end, in the engine's process, once per request, also when aborted or failed. API 1.0."""

@@ -1,0 +1,73 @@
+"""What plugin authors implement. Everything importable from here is public and follows the rules of evolution.
+
+Read in this order: ``plugin`` (how a part is described), then the file of the part that you write: ``executor``,
+``runner`` (with ``device``) or ``scheduler``.
+"""
+
+from enginebay.interfaces._device import Device
+from enginebay.interfaces._executor import (
+    Executor,
+    ExecutorContext,
+    ExecutorHealth,
+    StartResult,
+    StartSpec,
+    WorkerChannel,
+    WorkerExit,
+)
+from enginebay.interfaces._options import NoOptions, Options
+from enginebay.interfaces._plugin import (
+    API_VERSION,
+    ExecutorCapabilities,
+    ExecutorPlugin,
+    ExtensionPlugin,
+    Kind,
+    Plugin,
+    RunnerCapabilities,
+    RunnerPlugin,
+    SchedulerCapabilities,
+    SchedulerPlugin,
+)
+from enginebay.interfaces._runner import AsyncModelRunnerOutput, BatchConstraints, ModelRunner, RunnerContext
+from enginebay.interfaces._scheduler import (
+    KVCacheView,
+    Policy,
+    PolicyState,
+    RequestView,
+    Scheduler,
+    SchedulerContext,
+    SchedulerLimits,
+)
+
+__all__ = [
+    "API_VERSION",
+    "AsyncModelRunnerOutput",
+    "BatchConstraints",
+    "Device",
+    "Executor",
+    "ExecutorCapabilities",
+    "ExecutorContext",
+    "ExecutorHealth",
+    "ExecutorPlugin",
+    "ExtensionPlugin",
+    "KVCacheView",
+    "Kind",
+    "ModelRunner",
+    "NoOptions",
+    "Options",
+    "Plugin",
+    "Policy",
+    "PolicyState",
+    "RequestView",
+    "RunnerCapabilities",
+    "RunnerContext",
+    "RunnerPlugin",
+    "Scheduler",
+    "SchedulerCapabilities",
+    "SchedulerContext",
+    "SchedulerLimits",
+    "SchedulerPlugin",
+    "StartResult",
+    "StartSpec",
+    "WorkerChannel",
+    "WorkerExit",
+]

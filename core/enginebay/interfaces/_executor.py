@@ -1,0 +1,203 @@
+"""Executors: where workers run, and how calls reach them. An executor carries bytes and knows no models.
+
+The parent half subclasses ``Executor``; the worker half calls ``enginebay.worker.serve(payload, channel)`` in the
+worker's process, with a ``WorkerChannel`` of yours. A first one, that runs its single worker in a thread::
+
+    class ThreadExecutor(Executor[NoOptions]):
+        def start(self, spec: StartSpec) -> StartResult: ...    # spawn, wait for HELLO from every rank
+        def submit(self, envelope: Envelope) -> Future[Replies]: ...  # at once; FIFO per rank; thread-safe
+        def health(self) -> ExecutorHealth: ...                 # never blocks
+        def stop(self, deadline: float) -> None: ...            # idempotent, also after a failed start
+
+What you get for it, and cannot override: ``collective_rpc``, ``execute_model``, ``sample_tokens``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar, final, runtime_checkable
+
+from enginebay.interfaces._options import Options
+from enginebay.messages import (
+    Call,
+    Envelope,
+    ExecuteModel,
+    GrammarOutput,
+    Replies,
+    SampleTokens,
+    SchedulerOutput,
+    WorkerInfo,
+    WorldPlan,
+)
+from enginebay.runtime import Runtime
+
+O = TypeVar("O", bound=Options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExit:
+    """A worker's process ended: the exit code or the signal, whichever is known, and its last log lines."""
+
+    rank: int
+    incarnation: str
+    exit_code: int | None = None
+    signal: int | None = None
+    last_log_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSpec:
+    """What to start: one payload (bytes, for ``serve``) per rank of the world, under this generation.
+
+    ``deadline`` is seconds of the monotonic clock, by which every rank has said HELLO.
+    """
+
+    generation: int
+    world: WorldPlan
+    payloads: tuple[bytes, ...]
+    incarnations: tuple[str, ...]
+    deadline: float
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartResult:
+    """The workers that are connected, in rank order. They have loaded nothing yet."""
+
+    workers: tuple[WorkerInfo, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorHealth:
+    """What the executor knows without asking anybody."""
+
+    alive: bool
+    lost_ranks: tuple[int, ...] = ()
+    detail: str = ""
+
+
+@runtime_checkable
+class WorkerChannel(Protocol):
+    """The worker's end of the line, written by the executor's author.
+
+    ``receive`` returns the next encoded ``Envelope``, or None when the line is closed for good; it raises
+    ``TimeoutError`` when ``deadline`` (monotonic seconds; None waits until closed) passes. ``reply`` sends an encoded
+    ``Result`` back for (generation, call id). ``heartbeat`` says which phase the worker is in.
+    """
+
+    def receive(self, deadline: float | None) -> bytes | None: ...
+
+    def reply(self, generation: int, call_id: int, payload: bytes) -> None: ...
+
+    def heartbeat(self, phase: str) -> None: ...
+
+    def closed(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorContext(Generic[O]):
+    """Everything an executor is given. Frozen; a later minor version may add fields.
+
+    ``encode`` turns a call into bytes, ``unwrap`` turns replies into results and raises what a rank reported:
+    together they keep the wire format out of the executor. ``worker_exited`` reports a death the moment it is seen.
+    ``record_resource(kind, name)`` writes a resource down before it is taken.
+    """
+
+    options: O
+    runtime: Runtime
+    encode: Callable[[Call], bytes]
+    unwrap: Callable[[Replies], list[object]]
+    next_call_id: Callable[[], int]
+    generation: Callable[[], int]
+    worker_exited: Callable[[WorkerExit], None] = field(default=lambda worker_exit: None)
+    record_resource: Callable[[str, str], None] = field(default=lambda kind, name: None)
+    call_timeout: float = 300.0
+
+
+class Executor(ABC, Generic[O]):
+    """One group's workers. Construction assigns; ``start`` does what can fail, and ``stop`` undoes it."""
+
+    def __init__(self, context: ExecutorContext[O]) -> None:
+        self.context = context
+
+    @abstractmethod
+    def start(self, spec: StartSpec) -> StartResult:
+        """Spawn (or attach to) the workers; return when all have said HELLO, before they load anything.
+
+        Raises ``StartFailed`` naming who is missing at the deadline; whatever was taken is given back by ``stop``.
+        """
+
+    @abstractmethod
+    def submit(self, envelope: Envelope) -> Future[Replies]:
+        """Send a call and return at once; thread-safe, FIFO per rank.
+
+        The future completes when every rank of the envelope has answered or failed, and carries all of it.
+        """
+
+    @abstractmethod
+    def health(self) -> ExecutorHealth:
+        """What is known now, without blocking."""
+
+    @abstractmethod
+    def stop(self, deadline: float) -> None:
+        """End every worker by ``deadline`` (monotonic seconds) and give back what was taken.
+
+        Pending futures end with an error. Calling it twice, or after a failed ``start``, is allowed.
+        """
+
+    @final
+    def collective_rpc(
+        self,
+        call: Call,
+        *,
+        timeout: float | None = None,
+        ranks: tuple[int, ...] | None = None,
+        traceparent: str = "",
+    ) -> list[object]:
+        """Send ``call`` to the ranks (None: all), wait, and return their results in rank order.
+
+        Raises ``WorkerFailed`` with the first rank's failure, ``TimeoutError`` after ``timeout`` seconds.
+        """
+        deadline = self.context.runtime.clock.now() + (self.context.call_timeout if timeout is None else timeout)
+        future = self.submit_call(call, deadline=deadline, ranks=ranks, traceparent=traceparent)
+        return self.context.unwrap(self.context.runtime.wait(future, deadline))
+
+    @final
+    def submit_call(
+        self,
+        call: Call,
+        *,
+        deadline: float | None = None,
+        ranks: tuple[int, ...] | None = None,
+        traceparent: str = "",
+    ) -> Future[Replies]:
+        """Send ``call`` without waiting for the answer."""
+        return self.submit(
+            Envelope(
+                generation=self.context.generation(),
+                call_id=self.context.next_call_id(),
+                payload=self.context.encode(call),
+                ranks=ranks,
+                deadline=deadline,
+                traceparent=traceparent,
+            )
+        )
+
+    @final
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, *, deadline: float | None = None, traceparent: str = ""
+    ) -> Future[Replies]:
+        """Send one step to all ranks without waiting for the answer."""
+        return self.submit_call(
+            ExecuteModel(scheduler_output=scheduler_output), deadline=deadline, traceparent=traceparent
+        )
+
+    @final
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None, *, deadline: float | None = None, traceparent: str = ""
+    ) -> Future[Replies]:
+        """Ask for the tokens of a step whose ``execute_model`` answered None."""
+        return self.submit_call(SampleTokens(grammar_output=grammar_output), deadline=deadline, traceparent=traceparent)

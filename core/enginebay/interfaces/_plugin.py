@@ -1,0 +1,165 @@
+"""How a part is described: a descriptor per plugin, with capabilities as data.
+
+A package offers a scheduler in three places that must agree on one name:
+
+1. the entry point, in its ``pyproject.toml``::
+
+       [project.entry-points."enginebay.schedulers"]
+       shortest = "my_package.plugin"
+
+2. the hook, in ``my_package/plugin.py``, which stays light (the factory imports what is heavy)::
+
+       from enginebay.hookspecs import hookimpl
+       from enginebay.interfaces import SchedulerContext, SchedulerPlugin
+
+       def _make(context: SchedulerContext[MyOptions]) -> Shortest:
+           from my_package.policy import Shortest
+           return Shortest(context)
+
+       @hookimpl
+       def enginebay_register_schedulers() -> list[SchedulerPlugin[MyOptions]]:
+           return [SchedulerPlugin(name="shortest", options=MyOptions, factory=_make)]
+
+3. the config: ``[scheduler] use = "shortest"``.
+
+Executors and runners are the same with their own descriptor. Capabilities that are not set mean the conservative
+value; a combination that does not fit is refused when the engine is assembled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from enginebay.interfaces._device import Device
+from enginebay.interfaces._executor import Executor, ExecutorContext
+from enginebay.interfaces._options import NoOptions, Options
+from enginebay.interfaces._runner import BatchConstraints, ModelRunner, RunnerContext
+from enginebay.interfaces._scheduler import Policy, Scheduler, SchedulerContext
+from enginebay.messages import ModelInfo
+
+API_VERSION: tuple[int, int] = (1, 0)
+"""The plugin API of this engine. A plugin fits when the major is equal and its minor is not above ours."""
+
+O = TypeVar("O", bound=Options)
+
+
+class Kind(StrEnum):
+    """The kinds of plugin; the value is the entry-point group without ``enginebay.``."""
+
+    EXECUTOR = "executors"
+    RUNNER = "runners"
+    SCHEDULER = "schedulers"
+    STATUS_SINK = "status_sinks"
+    EXTENSION = "extensions"
+    WORKER_EXTENSION = "worker_extensions"
+
+    @property
+    def group(self) -> str:
+        """The entry-point group."""
+        return f"enginebay.{self.value}"
+
+    @property
+    def noun(self) -> str:
+        """The kind in a sentence: "executor", "status sink"."""
+        return self.value.removesuffix("s").replace("_", " ")
+
+    @property
+    def register_hook(self) -> str:
+        """The name of the hook that registers plugins of this kind."""
+        return f"enginebay_register_{self.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorCapabilities:
+    """What an executor can do.
+
+    ``max_in_flight``: calls that it queues per rank before the first is answered. ``maps_devices``: it gives each
+    worker its own devices (Ray and torchrun do). ``every_rank_schedules``: one engine per rank. ``restartable``:
+    ``start`` works again after ``stop``, with the next generation. ``attaches``: the workers' processes exist already.
+    """
+
+    max_in_flight: int = 1
+    multi_node: bool = False
+    maps_devices: bool = False
+    every_rank_schedules: bool = False
+    restartable: bool = False
+    attaches: bool = False
+    max_world_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerCapabilities:
+    """``deterministic_order``: same schedule from the same inputs, no clock. ``overlap_safe``: for whole schedulers,
+    whether the next step may be scheduled before the last result is known (a ``Policy`` always is)."""
+
+    deterministic_order: bool = False
+    overlap_safe: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerCapabilities:
+    """What a runner can do. ``features`` are the request fields that it serves beyond greedy and temperature:
+    "top_k", "top_p", "seed", … ; ``devices`` the device kinds ("cpu", "cuda")."""
+
+    async_output: bool = False
+    captures_graph: bool = False
+    tensor_parallel: bool = False
+    pipeline_parallel: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+    features: frozenset[str] = frozenset()
+    constraints: BatchConstraints = field(default_factory=BatchConstraints)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin(Generic[O]):
+    """What every descriptor has. ``requires_modules`` maps a module to the pip requirement that brings it."""
+
+    name: str
+    requires_api: tuple[int, int] = (1, 0)
+    options: type[O] = NoOptions  # type: ignore[assignment]  # a default for a type parameter: PEP 696 is 3.13
+    requires_modules: dict[str, str] = field(default_factory=dict)
+    summary: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorPlugin(Plugin[O]):
+    """Describes an executor."""
+
+    factory: Callable[[ExecutorContext[O]], Executor[O]]
+    capabilities: ExecutorCapabilities = field(default_factory=ExecutorCapabilities)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerPlugin(Plugin[O]):
+    """Describes a model runner.
+
+    ``supports`` is light (it sees ``config.json`` only) and answers None for yes, or the reason for no.
+    ``preference`` decides when the config says ``use = "auto"``: the highest that supports the model is taken.
+    ``device`` makes the ``Device`` that the worker drives, from (kind, local device index); None means the default,
+    which is torch's. A runner without torch names one of its own.
+    """
+
+    factory: Callable[[RunnerContext[O]], ModelRunner[O]]
+    capabilities: RunnerCapabilities = field(default_factory=RunnerCapabilities)
+    supports: Callable[[ModelInfo], str | None] = lambda model: None
+    preference: int = 0
+    device: Callable[[str], Device] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerPlugin(Plugin[O]):
+    """Describes a scheduler: the factory returns a ``Policy`` (the usual tier) or a whole ``Scheduler``."""
+
+    factory: Callable[[SchedulerContext[O]], Policy[O] | Scheduler[O]]
+    capabilities: SchedulerCapabilities = field(default_factory=SchedulerCapabilities)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtensionPlugin(Plugin[O]):
+    """Describes an extension: an object whose hook implementations are registered in the engine's process."""
+
+    factory: Callable[[O], Any]
+    wrap_order: int = 0

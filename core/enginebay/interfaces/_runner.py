@@ -1,0 +1,137 @@
+"""Model runners: how a worker turns a schedule into tokens. One runner object lives in each worker.
+
+The worker calls, in this order: ``load_model``, ``kv_cache_spec``, ``profile_run``, ``initialize_kv_cache``,
+``warm_up``, then ``execute_model`` for every step, and ``close``. The scheduler sends differences;
+``enginebay.worker.RequestTable`` keeps the state for you (it needs no torch)::
+
+    class MyRunner(ModelRunner[NoOptions]):
+        def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+            rows = self.table.begin_step(scheduler_output)     # one row per request, in batch order
+            ...                                                # compute
+            return self.table.finish_step(sampled)             # remembers the drawn tokens too
+
+What batches your runner can take is data, not code: see ``BatchConstraints``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from msgspec import Struct
+
+from enginebay.interfaces._device import Device
+from enginebay.interfaces._options import Options
+from enginebay.messages import (
+    GrammarOutput,
+    KVCacheSpec,
+    ModelInfo,
+    ModelRunnerOutput,
+    RankPlace,
+    SchedulerOutput,
+    WorldPlan,
+)
+
+O = TypeVar("O", bound=Options)
+
+
+class BatchConstraints(Struct, frozen=True, kw_only=True):
+    """What batches a runner can take; the scheduling mechanics keep them for every policy.
+
+    ``block_sizes``: allowed KV block sizes in tokens, the preferred one first; empty means any. ``chunk_multiple``:
+    a chunk of a prompt that is not its last has a multiple of this many tokens. ``chunked_prefill``: whether a prompt
+    may be split at all. ``mixed_prefill_decode``: whether one step may hold both. ``max_prefills_per_step``,
+    ``max_consecutive_prefill_steps`` (while something could decode), ``max_num_seqs``, ``max_tokens_per_step`` (of one
+    step) and ``max_batch_context_tokens`` (sum over the batch of tokens computed after the step) are upper bounds;
+    None means none. ``reserved_blocks`` are never handed out. ``prefix_caching``: whether cached blocks may be reused.
+    """
+
+    block_sizes: tuple[int, ...] = ()
+    chunk_multiple: int = 1
+    chunked_prefill: bool = True
+    mixed_prefill_decode: bool = True
+    max_prefills_per_step: int | None = None
+    max_consecutive_prefill_steps: int | None = None
+    max_num_seqs: int | None = None
+    max_batch_context_tokens: int | None = None
+    max_tokens_per_step: int | None = None
+    max_sampled_tokens_per_request: int = 1
+    max_unsampled_steps: int | None = None
+    reserved_blocks: int = 0
+    prefix_caching: bool = True
+
+
+@runtime_checkable
+class AsyncModelRunnerOutput(Protocol):
+    """A result whose tokens are still on their way from the device."""
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Wait for the tokens and return them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerContext(Generic[O]):
+    """Everything a runner is given. Frozen; a later minor version may add fields.
+
+    ``block_size`` (tokens), ``max_model_len``, ``max_num_seqs`` and ``max_num_batched_tokens`` are the values in
+    force. ``dtype`` is "float32", "bfloat16" or "float16", for weights and activations;
+    ``cache_dtype`` for the KV cache.
+    """
+
+    options: O
+    model: ModelInfo
+    device: Device
+    place: RankPlace
+    world: WorldPlan
+    dtype: str
+    cache_dtype: str
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    seed: int
+    batch_invariant: bool = False
+
+
+class ModelRunner(ABC, Generic[O]):
+    """Turns schedules into tokens on one rank. Construction assigns; ``load_model`` and after it do what can fail."""
+
+    def __init__(self, context: RunnerContext[O]) -> None:
+        self.context = context
+
+    @abstractmethod
+    def load_model(self) -> None:
+        """Read this rank's weights from ``context.model.path``.
+
+        Raises ``ModelError`` when the folder is damaged or the model cannot be run exactly.
+        """
+
+    @abstractmethod
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """What the KV cache must hold per block on this rank; called after ``load_model``."""
+
+    @abstractmethod
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the cache: ``num_blocks`` blocks per group, ids 0 to ``num_blocks - 1``."""
+
+    @abstractmethod
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Run one step; None means: call ``sample_tokens`` next, also when the step holds partial prefills only."""
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Draw the tokens of the step before. Only a runner whose ``execute_model`` returns None implements it."""
+        raise NotImplementedError(f"{type(self).__name__}.execute_model returned None, but it has no sample_tokens")
+
+    def profile_run(self) -> None:
+        """Run the largest step that may come, so that the worker can read the peak memory. Optional."""
+
+    def warm_up(self) -> None:
+        """Do what the first step should not have to wait for. Optional."""
+
+    def in_force(self) -> dict[str, str]:
+        """What was really chosen ("attention": "paged sdpa", …), for ``check`` and the start span. Optional."""
+        return {}
+
+    def close(self) -> None:
+        """Give back the device's memory. Optional; called once, also after a failed load."""

@@ -1,0 +1,4 @@
+"""KV-cache arithmetic."""
+
+
+class KVCacheManager: ...

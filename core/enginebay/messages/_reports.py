@@ -1,0 +1,54 @@
+"""What observers are told: plain numbers about a step, a request, a scheduler."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from enginebay.messages._requests import FinishReason, Usage
+
+
+class SchedulerStats(Struct, frozen=True, kw_only=True):
+    """How a scheduler stands: queue lengths, KV cache use, and counters since the start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache that live requests hold, 0 to 1."""
+        return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+class StepReport(Struct, frozen=True, kw_only=True):
+    """One finished step. Times are nanoseconds of the monotonic clock, in the order in which they come."""
+
+    step: int
+    generation: int
+    num_requests: int
+    num_scheduled_tokens: int
+    num_committed_tokens: int
+    start_ns: int
+    scheduled_ns: int
+    executed_ns: int
+    end_ns: int
+    stats: SchedulerStats
+
+
+class RequestSummary(Struct, frozen=True, kw_only=True):
+    """One ended request. Times are seconds of the monotonic clock; None where it never came so far."""
+
+    request_id: str
+    finish_reason: FinishReason
+    usage: Usage
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+    finished: float
+    first_step: int | None = None
+    last_step: int | None = None
+    error: str | None = None

@@ -1,0 +1,103 @@
+"""What one step carries to the runner and back. The scheduler sends differences, never the whole state."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from enginebay.messages._requests import FinishReason, SamplingParams
+
+
+class NewRequest(Struct, frozen=True, kw_only=True):
+    """A request that the runner has not seen: everything it must know.
+
+    ``block_ids`` has one tuple per KV-cache group; entry i holds token positions ``i * block_size`` onwards.
+    ``num_computed_tokens`` counts the tokens whose keys and values are in the cache already (a prefix hit).
+    ``token_ids`` is prompt plus what was committed before (after a restart); ``num_prompt_tokens`` tells them apart.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    block_ids: tuple[tuple[int, ...], ...]
+    num_computed_tokens: int
+    choice: int = 0
+    extra: dict[str, bytes] = field(default_factory=dict)
+
+
+class RunningRequest(Struct, frozen=True, kw_only=True):
+    """A request that the runner holds and that runs in this step: blocks are appended, one tuple per group.
+
+    ``num_computed_tokens`` is where this step starts; ``new_token_ids`` are committed tokens that this runner did not
+    draw itself (pipeline stages before the last one, verified proposals).
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    new_block_ids: tuple[tuple[int, ...], ...] = ()
+    new_token_ids: tuple[int, ...] = ()
+
+
+class ResumedRequest(Struct, frozen=True, kw_only=True):
+    """A request that was preempted and runs again: its blocks are *replaced*, its tokens are prompt + committed."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
+    num_computed_tokens: int
+
+
+class SchedulerOutput(Struct, frozen=True, kw_only=True):
+    """What to run in one step.
+
+    ``num_scheduled_tokens`` maps each request of the step to its number of tokens; its order is the order of the
+    batch, running requests before new ones. A request draws a token in this step when its computed tokens plus its
+    scheduled ones reach the end of what is known of it; one that does not (a partial prefill) answers with none.
+    ``finished`` and ``preempted`` are ids whose state the runner drops or parks before it looks at the rest.
+    """
+
+    step: int
+    generation: int = 0
+    new: tuple[NewRequest, ...] = ()
+    running: tuple[RunningRequest, ...] = ()
+    resumed: tuple[ResumedRequest, ...] = ()
+    finished: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    annex: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        """Tokens of the whole batch."""
+        return sum(self.num_scheduled_tokens.values())
+
+
+class GrammarOutput(Struct, frozen=True, kw_only=True):
+    """Which tokens each constrained request may draw: packed bits, 32 token ids a word, one row per request id."""
+
+    request_ids: tuple[str, ...] = ()
+    bitmask: bytes = b""
+    words_per_row: int = 0
+
+
+class ModelRunnerOutput(Struct, frozen=True, kw_only=True):
+    """What the runner drew: ``sampled_token_ids[i]`` belongs to ``request_ids[i]``; empty for a partial prefill.
+
+    ``faults`` maps a request id to what went wrong with it alone (NaN logits, say): it fails, the step stands.
+    """
+
+    request_ids: tuple[str, ...] = ()
+    sampled_token_ids: tuple[tuple[int, ...], ...] = ()
+    faults: dict[str, str] = field(default_factory=dict)
+    annex: dict[str, bytes] = field(default_factory=dict)
+
+
+class Committed(Struct, frozen=True, kw_only=True):
+    """What the core made of a runner's output: the tokens that now exist, and who ended and why.
+
+    The scheduler learns of tokens from here alone. A request of the step that is in neither map drew nothing.
+    """
+
+    token_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    finished: dict[str, FinishReason] = field(default_factory=dict)

@@ -1,0 +1,155 @@
+"""Who the workers are: their place in the world, their devices, memory, model and KV cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class RankPlace(Struct, frozen=True, kw_only=True):
+    """One worker's place in its group."""
+
+    rank: int = 0
+    local_rank: int = 0
+    tensor_rank: int = 0
+    pipeline_rank: int = 0
+    node: int = 0
+
+
+class WorldPlan(Struct, frozen=True, kw_only=True):
+    """The ranks of one group and which of them answers with tokens; all rank arithmetic reads it."""
+
+    ranks: tuple[RankPlace, ...] = (RankPlace(),)
+    output_rank: int = 0
+    devices_per_rank: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_index: int = 0
+    data_parallel_rank_local: int | None = None
+
+
+class PluginIdentity(Struct, frozen=True, kw_only=True, order=True):
+    """A plugin as every process must agree on it; ``options`` is canonical JSON (sorted keys)."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    options: str = "{}"
+
+
+class DeviceMemory(Struct, frozen=True, kw_only=True):
+    """A device's memory in bytes: whole, free, and what this process's allocator holds, reserves and held at most."""
+
+    total: int
+    free: int
+    allocated: int = 0
+    reserved: int = 0
+    peak: int = 0
+    process: int = 0
+
+
+class MemorySnapshot(Struct, frozen=True, kw_only=True):
+    """Device memory at one moment, in bytes; two of them can be subtracted, field by field.
+
+    ``non_torch`` is what is in use beyond the allocator's reserve: communicators, other libraries, other processes.
+    """
+
+    device: str
+    timestamp: float
+    total: int
+    free: int
+    allocated: int
+    reserved: int
+    peak: int
+    process: int
+
+    @property
+    def non_torch(self) -> int:
+        """Bytes in use outside this process's allocator."""
+        return self.total - self.free - self.reserved
+
+    def __sub__(self, other: MemorySnapshot) -> MemorySnapshot:
+        if self.device != other.device:
+            raise ValueError(f"snapshots of {self.device} and {other.device} cannot be subtracted")
+        return MemorySnapshot(
+            device=self.device,
+            timestamp=self.timestamp - other.timestamp,
+            total=self.total - other.total,
+            free=self.free - other.free,
+            allocated=self.allocated - other.allocated,
+            reserved=self.reserved - other.reserved,
+            peak=self.peak - other.peak,
+            process=self.process - other.process,
+        )
+
+
+class WorkerInfo(Struct, frozen=True, kw_only=True):
+    """One live worker: its place, its process, and the incarnation that the spawner named before it existed."""
+
+    rank: int
+    local_rank: int
+    incarnation: str
+    host: str
+    pid: int
+    device: str = ""
+
+
+class KVCacheGroup(Struct, frozen=True, kw_only=True):
+    """Layers whose blocks are handed out together. ``kind`` is "full" or "sliding" (with its ``window`` in tokens).
+
+    ``bytes_per_block`` counts the keys and values of ``block_size`` tokens in all layers of the group on one rank.
+    """
+
+    layers: tuple[int, ...]
+    block_size: int
+    bytes_per_block: int
+    kind: str = "full"
+    window: int | None = None
+
+
+class KVCacheSpec(Struct, frozen=True, kw_only=True):
+    """What the runner needs of the KV cache. ``num_blocks`` is set when the runner fixes it itself."""
+
+    groups: tuple[KVCacheGroup, ...]
+    num_blocks: int | None = None
+    reserved_blocks: int = 0
+
+
+class ModelInfo(Struct, frozen=True, kw_only=True):
+    """What is known of a model from its folder's JSON files alone: no torch, no weights read."""
+
+    path: str
+    name: str
+    architecture: str
+    model_type: str
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+class StartPayload(Struct, frozen=True, kw_only=True):
+    """All that a worker is given before it is spawned: identity, place, and the config as JSON text.
+
+    ``block_size`` and ``max_model_len`` are the values in force, settled at assembly; ``config`` is the validated
+    config, which the worker reads again with the same models.
+    """
+
+    incarnation: str
+    generation: int
+    place: RankPlace
+    world: WorldPlan
+    config: str
+    model: ModelInfo
+    runner: str
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    executor_maps_devices: bool = False
+    traceparent: str = ""

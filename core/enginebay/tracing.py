@@ -1,0 +1,131 @@
+"""Span and attribute names, carriers, and the span helper. Uses the OpenTelemetry API only; never the SDK.
+
+Without a provider (see ``enginebay.telemetry``) every call here is a no-op that costs a fraction of a microsecond.
+Context travels as a ``traceparent`` string inside messages and spawn arguments, never in ``os.environ``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import AttributeValue
+
+SCOPE: Final = "enginebay"
+
+ENGINE_START: Final = "engine.start"
+CONFIG_RESOLVE: Final = "config.resolve"
+PLUGIN_DISCOVERY: Final = "plugin.discovery"
+EXECUTOR_LAUNCH: Final = "executor.launch"
+WORKER_INIT: Final = "worker.init"
+WORKER_INIT_DEVICE: Final = "worker.init_device"
+WORKER_INIT_DISTRIBUTED: Final = "worker.init_distributed"
+WORKER_MEMORY_SNAPSHOT: Final = "worker.memory_snapshot"
+WORKER_LOAD_MODEL: Final = "worker.load_model"
+WORKER_PROFILE: Final = "worker.profile"
+WORKER_ALLOCATE_KV_CACHE: Final = "worker.allocate_kv_cache"
+WORKER_WARM_UP: Final = "worker.warm_up"
+ENGINE_STEP: Final = "engine.step"
+STEP_SCHEDULE: Final = "schedule"
+STEP_EXECUTE_MODEL: Final = "execute_model"
+STEP_SAMPLE: Final = "sample"
+STEP_UPDATE: Final = "update"
+WORKER_EXECUTE_MODEL: Final = "worker.execute_model"
+REQUEST_QUEUE: Final = "queue"
+REQUEST_PREFILL: Final = "prefill"
+REQUEST_DECODE: Final = "decode"
+
+RANK: Final = "enginebay.rank"
+LOCAL_RANK: Final = "enginebay.local_rank"
+GENERATION: Final = "enginebay.generation"
+INCARNATION: Final = "enginebay.incarnation"
+PID: Final = "process.pid"
+DEVICE: Final = "enginebay.device"
+FREE_BYTES: Final = "enginebay.memory.free_bytes"
+KV_BLOCKS: Final = "enginebay.kv.blocks"
+REQUEST_ID: Final = "enginebay.request.id"
+STEP_INDEX: Final = "enginebay.step.index"
+FIRST_STEP: Final = "enginebay.request.first_step"
+LAST_STEP: Final = "enginebay.request.last_step"
+FIRST_STEP_TRACE: Final = "enginebay.request.first_step.trace_id"
+LAST_STEP_TRACE: Final = "enginebay.request.last_step.trace_id"
+BATCH_SIZE: Final = "enginebay.step.batch_size"
+TOKENS_SCHEDULED: Final = "enginebay.step.tokens_scheduled"
+KV_USAGE: Final = "enginebay.kv.usage"
+QUEUE_DEPTH: Final = "enginebay.queue.depth"
+PREEMPTIONS: Final = "enginebay.request.preemptions"
+RECOVERIES: Final = "enginebay.request.recoveries"
+ERROR_TYPE: Final = "error.type"
+
+Attributes = Mapping[str, AttributeValue]
+
+
+def tracer() -> trace.Tracer:
+    """The tracer of this engine; a no-op one until a provider is set up."""
+    return trace.get_tracer(SCOPE)
+
+
+def parse_traceparent(value: str) -> Context | None:
+    """The context that a W3C ``traceparent`` names, or None when the string is empty or not exactly one."""
+    parts = value.split("-")
+    if len(parts) != 4 or [len(p) for p in parts] != [2, 32, 16, 2] or parts[0] != "00":
+        return None
+    if not all(c in "0123456789abcdef" for p in parts for c in p):
+        return None
+    trace_id, span_id = int(parts[1], 16), int(parts[2], 16)
+    if not trace_id or not span_id:
+        return None
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(int(parts[3], 16)))
+    return trace.set_span_in_context(trace.NonRecordingSpan(context))
+
+
+def traceparent(span: Span | None = None) -> str:
+    """The ``traceparent`` of a span (None: the current one); empty when it is not recorded anywhere."""
+    context = (span or trace.get_current_span()).get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+@contextmanager
+def span(
+    name: str,
+    attributes: Attributes | None = None,
+    *,
+    parent: str = "",
+    links: Sequence[Link] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    start_ns: int | None = None,
+) -> Iterator[Span]:
+    """A span around a block, child of ``parent`` (a traceparent) or of the current span.
+
+    An exception that leaves the block is recorded, with ``error.type``, and sets the status; it is not swallowed.
+    ``start_ns`` is wall time in nanoseconds.
+    """
+    with tracer().start_as_current_span(
+        name,
+        context=parse_traceparent(parent) if parent else None,
+        kind=kind,
+        attributes=attributes,
+        links=links,
+        start_time=start_ns,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as current:
+        try:
+            yield current
+        except BaseException as error:
+            fail(current, error)
+            raise
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Mark a span as failed by ``error``."""
+    if span.is_recording():
+        span.record_exception(error)
+        span.set_attribute(ERROR_TYPE, type(error).__name__)
+        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:512]))
