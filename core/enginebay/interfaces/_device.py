@@ -65,6 +65,9 @@ class Device(ABC):
     def visible_env(self) -> str:
         """The environment variable that limits what a process may see ("CUDA_VISIBLE_DEVICES"); "" for none."""
 
+    def set_threads(self, threads: int) -> None:  # noqa: B027  # optional: only devices that compute on the host care
+        """Compute with this many host threads from now on. Optional."""
+
     def name(self) -> str:
         """The current device as people write it: "cpu", "cuda:1"."""
         return self.kind

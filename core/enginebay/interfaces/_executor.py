@@ -85,7 +85,8 @@ class WorkerChannel(Protocol):
 
     ``receive`` returns the next encoded ``Envelope``, or None when the line is closed for good; it raises
     ``TimeoutError`` when ``deadline`` (monotonic seconds; None waits until closed) passes. ``reply`` sends an encoded
-    ``Result`` back for (generation, call id). ``heartbeat`` says which phase the worker is in.
+    ``Result`` back for (generation, call id). ``heartbeat`` says which phase the worker is in, ``closed``
+    whether the line is closed.
     """
 
     def receive(self, deadline: float | None) -> bytes | None: ...

@@ -102,7 +102,8 @@ class SchedulerCapabilities:
 @dataclass(frozen=True, kw_only=True)
 class RunnerCapabilities:
     """What a runner can do. ``features`` are the request fields that it serves beyond greedy and temperature:
-    "top_k", "top_p", "seed", … ; ``devices`` the device kinds ("cpu", "cuda")."""
+    "top_k", "top_p", "seed", … ; ``devices`` the device kinds ("cpu", "cuda"); ``attention`` the name of the
+    attention kernel that it always uses, "" when that is settled at load (``ModelRunner.in_force`` then says)."""
 
     async_output: bool = False
     captures_graph: bool = False
@@ -110,6 +111,7 @@ class RunnerCapabilities:
     pipeline_parallel: bool = False
     devices: tuple[str, ...] = ("cpu",)
     features: frozenset[str] = frozenset()
+    attention: str = ""
     constraints: BatchConstraints = field(default_factory=BatchConstraints)
 
 

@@ -42,9 +42,10 @@ class BatchConstraints(Struct, frozen=True, kw_only=True):
     ``block_sizes``: allowed KV block sizes in tokens, the preferred one first; empty means any. ``chunk_multiple``:
     a chunk of a prompt that is not its last has a multiple of this many tokens. ``chunked_prefill``: whether a prompt
     may be split at all. ``mixed_prefill_decode``: whether one step may hold both. ``max_prefills_per_step``,
-    ``max_consecutive_prefill_steps`` (while something could decode), ``max_num_seqs``, ``max_tokens_per_step`` (of one
-    step) and ``max_batch_context_tokens`` (sum over the batch of tokens computed after the step) are upper bounds;
-    None means none. ``reserved_blocks`` are never handed out. ``prefix_caching``: whether cached blocks may be reused.
+    ``max_consecutive_prefill_steps`` (while something could decode), ``max_num_seqs``, ``max_num_batched_tokens`` (of
+    one step) and ``max_batch_context_tokens`` (sum over the batch of tokens computed after the step) are upper bounds;
+    None means none. ``max_tokens_per_step``: tokens that one request may draw in one step. ``reserved_blocks`` are
+    never handed out. ``prefix_caching``: whether cached blocks may be reused.
     """
 
     block_sizes: tuple[int, ...] = ()
@@ -55,8 +56,8 @@ class BatchConstraints(Struct, frozen=True, kw_only=True):
     max_consecutive_prefill_steps: int | None = None
     max_num_seqs: int | None = None
     max_batch_context_tokens: int | None = None
-    max_tokens_per_step: int | None = None
-    max_sampled_tokens_per_request: int = 1
+    max_num_batched_tokens: int | None = None
+    max_tokens_per_step: int = 1
     max_unsampled_steps: int | None = None
     reserved_blocks: int = 0
     prefix_caching: bool = True

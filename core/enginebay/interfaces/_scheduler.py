@@ -14,7 +14,7 @@ in both tiers: a scheduler learns of tokens from ``update_from_output`` alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -54,7 +54,7 @@ class RequestView(Protocol):
     @property
     def deadline(self) -> float | None: ...
     @property
-    def extra(self) -> dict[str, bytes]: ...
+    def extra(self) -> Mapping[str, bytes]: ...
     @property
     def prompt_token_ids(self) -> tuple[int, ...]: ...
     @property

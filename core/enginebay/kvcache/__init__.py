@@ -1,4 +1,11 @@
-"""KV-cache arithmetic."""
+"""KV-cache arithmetic: which block holds which tokens, plain Python, without torch and without a device.
 
+Four subjects, one file each: the free list (``_free_list``), the pool with its reference counts and its index of cached
+blocks (``_pool``), the names that blocks have by content (``_hashes``), and the manager that schedulers use.
+"""
 
-class KVCacheManager: ...
+from enginebay.kvcache._hashes import block_hash, root_hash
+from enginebay.kvcache._manager import KVCacheManager, KVSequence, PrefixHit
+from enginebay.kvcache._pool import BlockPool
+
+__all__ = ["BlockPool", "KVCacheManager", "KVSequence", "PrefixHit", "block_hash", "root_hash"]

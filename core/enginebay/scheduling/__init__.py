@@ -1,0 +1,14 @@
+"""The mechanics that every policy gets: budgets, queues, KV blocks, chunks, preemption, tokens in flight.
+
+A policy says who goes first; everything that can go wrong is decided here, once, for all policies. The parts: the
+record of a request and what policies see of it (``_record``), the one door to a policy's code (``_door``), the
+waiting line (``_line``), the bounds of a step (``_bounds``), the step being drawn up (``_draft``), who gives way when
+blocks run out (``_eviction``), the order of the passes (``_passes``), and the scheduler that joins them
+(``_mechanics``).
+"""
+
+from enginebay.scheduling._build import make_scheduler
+from enginebay.scheduling._fits import check_fits
+from enginebay.scheduling._mechanics import MechanicsScheduler
+
+__all__ = ["MechanicsScheduler", "check_fits", "make_scheduler"]

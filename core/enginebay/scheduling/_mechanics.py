@@ -1,0 +1,161 @@
+"""The scheduler that joins the parts: continuous batching over a policy, with every bound kept for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, final
+
+from enginebay.interfaces import Options, Policy, Scheduler, SchedulerContext
+from enginebay.messages import (
+    Committed,
+    EngineRequest,
+    FinishReason,
+    SchedulerOutput,
+    SchedulerStats,
+    StepReport,
+)
+from enginebay.scheduling._eviction import preempt
+from enginebay.scheduling._passes import Passes
+from enginebay.scheduling._record import Record, Status
+from enginebay.scheduling._state import State
+
+O = TypeVar("O", bound=Options)
+
+
+@final
+class MechanicsScheduler(Scheduler[O]):
+    """A ``Policy`` made into a scheduler. Not for subclassing: what varies is the policy.
+
+    Steps may be scheduled before the last one is acknowledged: tokens in flight are counted as placeholders, and a
+    request that ends meanwhile keeps its blocks until the last step that may write to them is acknowledged.
+    """
+
+    def __init__(self, policy: Policy[O], context: SchedulerContext[O]) -> None:
+        super().__init__(context)
+        self._state = State(policy, context)
+        self._passes = Passes(self._state)
+        self._order = 0
+        self._next_step = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raise TypeError(f"{cls.__name__} subclasses MechanicsScheduler: write a Policy, or a whole Scheduler")
+
+    def add_request(self, request: EngineRequest) -> None:
+        """A request that has passed every check of the core; ``check_fits`` is one of them."""
+        state = self._state
+        assert request.request_id not in state.requests, f"request {request.request_id} is known already"
+        record = Record(request, self._order, self.context.limits.max_model_len)
+        record.sequence = state.kv.open(
+            request.request_id,
+            request.prompt_token_ids,
+            record.output,
+            salt=request.cache_salt,
+            adapter=request.adapter,
+        )
+        self._order += 1
+        state.requests[request.request_id] = record
+        state.line.add(record)
+
+    def finish_requests(self, request_ids: Sequence[str], status: FinishReason) -> None:
+        """End these requests from outside; ids that are not known are passed over."""
+        for request_id in request_ids:
+            record = self._state.requests.get(request_id)
+            if record is not None:
+                self._finish(record, status)
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step. One with no tokens and nothing to tell is empty, takes no number and needs no update."""
+        state = self._state
+        draft = self._passes.fill()
+        output, in_flight = draft.close(self._next_step, state.finished_unsaid, state.preempted_unsaid)
+        if in_flight:
+            state.in_flight[output.step] = in_flight
+        if in_flight or output.finished or output.preempted:
+            self._next_step += 1
+            state.finished_unsaid.clear()
+            state.preempted_unsaid.clear()
+        if state.door.on_scheduled is not None:
+            for record, tokens, _ in in_flight:
+                state.door.on_scheduled(record, tokens)
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, committed: Committed) -> None:
+        """What came of a step, oldest first."""
+        state = self._state
+        rows = state.in_flight.pop(scheduler_output.step, ())
+        tokens_of = committed.token_ids
+        on_output = state.door.on_output
+        for record, tokens, draws in rows:
+            record.in_flight -= 1
+            if draws:
+                record.placeholders -= 1
+            if record.status is Status.FINISHED:
+                if not record.in_flight:
+                    state.kv.close(record.sequence)
+                continue
+            record.num_acked += tokens
+            drawn = tokens_of.get(record.request_id)
+            if drawn:
+                record.output.extend(drawn)
+                record.num_tokens += len(drawn)
+                record.fruitless = 0
+                if on_output is not None:
+                    on_output(record, drawn)
+            elif draws:
+                self._compute_last_again(record)
+            if record.num_acked >= record.sequence.publish_at:
+                state.kv.publish(record.sequence, record.num_acked)
+        for request_id, reason in committed.finished.items():
+            ended = state.requests.get(request_id)
+            if ended is not None:
+                self._finish(ended, reason)
+
+    def preempt_all(self) -> None:
+        """Put every running request back into the waiting line and free its blocks. No step may be in flight."""
+        for record in reversed(list(self._state.running.values())):
+            preempt(self._state, record)
+            record.fruitless = 0  # it gave way to nobody
+
+    def has_requests(self) -> bool:
+        """Whether anything is unfinished, or the runner has yet to be told who ended."""
+        return bool(self._state.requests or self._state.finished_unsaid)
+
+    def make_stats(self) -> SchedulerStats:
+        """How it stands now; prefix counters are in tokens, each request counted at its first admission."""
+        state = self._state
+        return SchedulerStats(
+            num_running=len(state.running),
+            num_waiting=len(state.line),
+            num_blocks=state.kv.num_blocks,
+            num_free_blocks=state.kv.num_free_blocks,
+            preemptions=state.num_preemptions,
+            prefix_queries=state.kv.prefix_queries,
+            prefix_hits=state.kv.prefix_hits,
+        )
+
+    def on_step(self, report: StepReport) -> None:
+        """A step ended."""
+        if self._state.door.on_step is not None:
+            self._state.door.on_step(report)
+
+    def _compute_last_again(self, record: Record) -> None:
+        """The step should have drawn a token, and none was committed: its last known token is to be computed again."""
+        record.num_computed = min(record.num_computed, record.num_tokens + record.placeholders - 1)
+        record.num_acked = min(record.num_acked, record.num_tokens - 1)
+
+    def _finish(self, record: Record, reason: FinishReason) -> None:
+        state = self._state
+        del state.requests[record.request_id]
+        if record.status is Status.RUNNING:
+            del state.running[record.request_id]
+        else:
+            state.line.discard(record)
+            if record.request_id in state.preempted_unsaid:  # one word to the runner is enough: it ended
+                state.preempted_unsaid.remove(record.request_id)
+        record.status = Status.FINISHED
+        if record.known_to_runner:
+            state.finished_unsaid.append(record.request_id)
+        if not record.in_flight:  # else the step that may still write to its blocks gives them back
+            state.kv.close(record.sequence)
+        if state.door.on_finished is not None:
+            state.door.on_finished(record, reason)

@@ -1,0 +1,157 @@
+"""What the mechanics keep of a request, and the read-only face of it that policies see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import final
+
+from enginebay.kvcache import KVSequence
+from enginebay.messages import EngineRequest
+
+
+class Status(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    PREEMPTED = "preempted"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@final
+class Record:
+    """One request. ``num_computed`` advances when a step is scheduled, ``num_acked`` when it is acknowledged.
+
+    A request prefills until ``prefill_until`` tokens (all that were known when it was admitted) are computed, and
+    decodes from then on. ``placeholders`` counts tokens that steps in flight will draw, ``in_flight`` those steps.
+    ``fruitless`` counts preemptions since the last committed token. The ``draft_`` fields belong to the step that is
+    being drawn up.
+    """
+
+    __slots__ = (
+        "draft_blocks",
+        "draft_prefill",
+        "draft_tokens",
+        "fruitless",
+        "in_flight",
+        "key",
+        "known_to_runner",
+        "max_total",
+        "num_acked",
+        "num_computed",
+        "num_preemptions",
+        "num_tokens",
+        "order",
+        "output",
+        "placeholders",
+        "prefill_until",
+        "request",
+        "request_id",
+        "sequence",
+        "status",
+        "ticket",
+    )
+
+    def __init__(self, request: EngineRequest, order: int, max_model_len: int) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.order = order
+        self.output = list(request.committed_token_ids)
+        self.num_tokens = len(request.prompt_token_ids) + len(self.output)
+        self.max_total = min(len(request.prompt_token_ids) + request.params.max_tokens, max_model_len)
+        self.sequence: KVSequence
+        self.key: tuple[object, ...] = ()
+        self.status = Status.WAITING
+        self.ticket = 0
+        self.num_computed = 0
+        self.num_acked = 0
+        self.prefill_until = 0
+        self.placeholders = 0
+        self.in_flight = 0
+        self.num_preemptions = 0
+        self.fruitless = 0
+        self.known_to_runner = False
+        self.draft_tokens = 0
+        self.draft_prefill = False
+        self.draft_blocks: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def view(self) -> View:
+        """What policies see; made for each look, since keeping it would tie a knot that only the collector undoes."""
+        return View(self)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and committed tokens."""
+        return (*self.request.prompt_token_ids, *self.output) if self.output else self.request.prompt_token_ids
+
+
+@final
+class View:
+    """A ``RequestView``: what a policy may read. Writing to it raises ``AttributeError``."""
+
+    __slots__ = ("__record",)
+
+    def __init__(self, record: Record) -> None:
+        self.__record = record
+
+    def __repr__(self) -> str:
+        return f"<request {self.request_id!r}: {self.num_prompt_tokens}+{self.num_output_tokens} tokens>"
+
+    @property
+    def request_id(self) -> str:
+        return self.__record.request_id
+
+    @property
+    def arrival(self) -> float:
+        return self.__record.request.arrival
+
+    @property
+    def arrival_number(self) -> int:
+        return self.__record.request.arrival_number
+
+    @property
+    def priority(self) -> int:
+        return self.__record.request.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.__record.request.tenant
+
+    @property
+    def deadline(self) -> float | None:
+        return self.__record.request.deadline
+
+    @property
+    def extra(self) -> Mapping[str, bytes]:
+        return MappingProxyType(self.__record.request.extra)
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self.__record.request.prompt_token_ids
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.__record.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.__record.output)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.__record.num_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.__record.num_computed
+
+    @property
+    def max_tokens(self) -> int:
+        return self.__record.request.params.max_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.__record.num_preemptions

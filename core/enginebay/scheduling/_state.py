@@ -1,0 +1,28 @@
+"""What the mechanics' parts share: the lines, the cache, the door to the policy, and what the runner is yet to hear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from enginebay.interfaces import Policy, SchedulerContext
+from enginebay.scheduling._bounds import Bounds
+from enginebay.scheduling._door import PolicyDoor
+from enginebay.scheduling._draft import InFlight
+from enginebay.scheduling._line import WaitingLine
+from enginebay.scheduling._record import Record
+
+
+class State:
+    """``running`` is in running order; ``in_flight`` holds the steps that are not acknowledged, oldest first."""
+
+    def __init__(self, policy: Policy[Any], context: SchedulerContext[Any]) -> None:
+        self.kv = context.kv_cache
+        self.bounds = Bounds.join(context.limits, context.constraints, self.kv.num_blocks)
+        self.door = PolicyDoor(policy)
+        self.requests: dict[str, Record] = {}
+        self.running: dict[str, Record] = {}
+        self.line = WaitingLine(self.door)
+        self.in_flight: dict[int, list[InFlight]] = {}
+        self.finished_unsaid: list[str] = []
+        self.preempted_unsaid: list[str] = []
+        self.num_preemptions = 0
