@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -13,3 +14,12 @@ def printable(text: str) -> str:
         c if c in "\n\t" or not (unicodedata.category(c) in ("Cc", "Cs") or c in _BIDI) else f"\\u{ord(c):04x}"
         for c in text
     )
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows with their cells aligned, indented by two; the last cell is not padded."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    return [
+        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]

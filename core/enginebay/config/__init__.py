@@ -1,5 +1,6 @@
 """The config: TOML → pydantic, with the environment and ``--set`` on top; every fault reported at once."""
 
+from enginebay.config._explain import explain_fault, fault_path, join_faults
 from enginebay.config._load import Resolved, load
 from enginebay.config._models import (
     CacheConfig,
@@ -30,5 +31,8 @@ __all__ = [
     "SchedulerConfig",
     "TelemetryConfig",
     "WorkerConfig",
+    "explain_fault",
+    "fault_path",
+    "join_faults",
     "load",
 ]

@@ -1,7 +1,106 @@
-"""stub"""
+"""Reading a config: a TOML file, the environment over it, ``--set`` over both; validated as a whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from enginebay.config._explain import fault_path
+from enginebay.config._faults import faults_of, refuse
+from enginebay.config._layers import Layers
+from enginebay.config._models import EngineConfig
+from enginebay.errors import ConfigError
+
+_IN_CODE = "the config given in code"
 
 
-class Resolved: ...
+@dataclass(frozen=True)
+class Resolved:
+    """A config, and for each key that was set ("cache.block_size") where: the file, the variable, or "--set".
+
+    ``file`` is the config file as it was named.
+    """
+
+    config: EngineConfig
+    origins: dict[str, str] = field(default_factory=dict)
+    file: str = "the config"
+
+    def origin(self, key: str) -> str:
+        """Where a key was set; "default" when it was not."""
+        return self.origins.get(key, "default")
+
+    def source(self, section: str) -> str:
+        """All origins of a section, as one phrase; the file when nothing in it was set."""
+        found = dict.fromkeys(o for k, o in self.origins.items() if k == section or k.startswith(f"{section}."))
+        return " and ".join(found) or self.file
 
 
-def load() -> None: ...
+def load(
+    path: Path | Mapping[str, Any] | None, *, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Resolved:
+    """Read and validate a config; nothing is read that is not named.
+
+    ``path`` is the TOML file, the tables themselves, or None for defaults. ``environ`` (None: the process's) may set
+    ``ENGINEBAY__SECTION__KEY``, ``sets`` are ``section.key=value``; values are TOML literals, or else plain text.
+    Relative paths in the file are relative to its folder, those of the other two to the working directory.
+    Raises ``ConfigError`` that tells every fault at once.
+    """
+    file = "the config" if path is None else str(path)
+    layers = Layers()
+    if isinstance(path, Mapping):
+        layers.put_file(path, _IN_CODE, Path.cwd())
+        path = None
+    elif path is not None:
+        layers.put_file(_read(path), file, Path(os.path.abspath(path)).parent)
+    layers.put_environment(os.environ if environ is None else environ)
+    layers.put_sets(sets)
+    try:
+        config = _validate(layers)
+    except ValidationError as error:
+        refuse([*layers.faults, *faults_of(error, layers.data, layers.origins, file)])
+        raise  # a validation error without a fault cannot be
+    refuse(layers.faults)
+    return Resolved(config=config, origins=layers.origins, file=file)
+
+
+def _validate(layers: Layers) -> EngineConfig:
+    try:
+        return EngineConfig.model_validate(layers.data)
+    except ValidationError as error:
+        # "--set model.path=2024" reads as a number, and is a name all the same
+        texts = [d for d in error.errors(include_url=False) if d["type"] in ("string_type", "path_type")]
+        again = [layers.as_written(fault_path(detail, layers.data)) for detail in texts]  # all of them, not the first
+        if not any(again):
+            raise
+    return EngineConfig.model_validate(layers.data)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no config file {path}: name one that exists, or leave --config out to run with the defaults"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8 text (byte 0x{error.object[error.start]:02x})") from None
+    try:
+        return tomllib.loads(text.replace("\r\n", "\n"))
+    except tomllib.TOMLDecodeError as error:
+        said = re.fullmatch(r"(?s)(.*) \(at (?:(line \d+, column \d+)|(end of document))\)", str(error))
+        if said is None:
+            raise ConfigError(f"{path}: {error}") from None
+        where = said[2] or f"line {text.count(chr(10)) + 1}, at the end"
+        raise ConfigError(f"{path}, {where}: not TOML: {said[1]}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: tables or lists are nested too deeply") from None

@@ -178,7 +178,9 @@ class EngineSection(Section):
 class TelemetryConfig(Section):
     """``[telemetry]``: where traces go. Nothing set: no exporter, no thread, no cost."""
 
-    endpoint: Annotated[str | None, Field(description="OTLP endpoint; this version exports to a file only.")] = None
+    endpoint: Annotated[
+        str | None, Field(description="OTLP endpoint, such as http://127.0.0.1:4318; needs the extra otel.")
+    ] = None
     file: Annotated[Path | None, Field(description="File of OTLP JSON lines; read it with enginebay trace FILE.")] = (
         None
     )

@@ -1,0 +1,140 @@
+"""``enginebay describe``: one plugin, with what it can do and which options it takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from enginebay.cli._style import columns, printable
+from enginebay.interfaces import BatchConstraints, Kind, Options, Plugin
+from enginebay.plugins import Installed, PluginHost
+
+_KINDS = {kind.noun: kind for kind in (Kind.EXECUTOR, Kind.RUNNER, Kind.SCHEDULER, Kind.EXTENSION)}
+
+
+@click.command("describe")
+@click.argument("kind", type=click.Choice(sorted(_KINDS)))
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def command(kind: str, name: str, as_json: bool) -> None:
+    """Describe one plugin: package, API, capabilities, and options with their defaults.
+
+    \b
+    Examples:
+      enginebay describe runner v1
+      enginebay describe scheduler fcfs --json
+    """
+    host = PluginHost()
+    installed = host.find(_KINDS[kind], name)
+    plugin = host.descriptor(_KINDS[kind], name)
+    if as_json:
+        click.echo(json.dumps(_as_json(installed, plugin), indent=2, default=str))
+        return
+    about, capabilities = _about(installed, plugin), _capabilities(plugin)
+    parts = ["\n".join([f"{kind} {name}", *columns(list(about.items()))])]
+    if capabilities:
+        rows = columns([(key, _shown(value)) for key, value in capabilities.items()])
+        parts.append("\n".join(["capabilities", *rows]))
+    options = [(o["name"], _declared(o), o["description"]) for o in _options(plugin.options)]
+    section = f"[extensions.{name}]" if installed.kind is Kind.EXTENSION else f"[{kind}.options]"
+    parts.append("\n".join([f"options, under {section}", *(columns(options) or ["  none"])]))
+    click.echo(printable("\n\n".join(parts)))
+
+
+def _about(installed: Installed, plugin: Plugin[Any]) -> dict[str, str]:
+    about = {
+        "package": installed.origin,
+        "module": installed.module,
+        "plugin API": ".".join(map(str, plugin.requires_api)),
+    }
+    if plugin.summary:
+        about["summary"] = plugin.summary
+    if plugin.requires_modules:
+        about["needs"] = ", ".join(f"{m} (pip install '{r}')" for m, r in sorted(plugin.requires_modules.items()))
+    for key in ("preference", "wrap_order"):
+        if hasattr(plugin, key):
+            about[key.replace("_", " ")] = str(getattr(plugin, key))
+    return about
+
+
+def _capabilities(plugin: Plugin[Any]) -> dict[str, Any]:
+    """Capabilities in the order of their dataclass, a runner's batch constraints behind them."""
+    capabilities: Any = getattr(plugin, "capabilities", None)
+    if capabilities is None:
+        return {}
+    flat: dict[str, Any] = {}
+    for field in fields(capabilities):
+        value = getattr(capabilities, field.name)
+        if isinstance(value, BatchConstraints):
+            flat |= {f"constraints.{name}": getattr(value, name) for name in value.__struct_fields__}
+            flat["constraints.block_sizes"] = value.block_sizes or "any"
+        else:
+            flat[field.name] = sorted(value) if isinstance(value, frozenset) else value
+    return flat
+
+
+def _options(model: type[Options]) -> list[dict[str, Any]]:
+    schema = model.model_json_schema()
+    required = set(schema.get("required", ()))
+    return [
+        {
+            "name": name,
+            "type": _type(part, schema.get("$defs", {})),
+            "required": name in required,
+            "default": part.get("default"),
+            "description": part.get("description", ""),
+        }
+        for name, part in schema.get("properties", {}).items()
+    ]
+
+
+def _declared(option: dict[str, Any]) -> str:
+    if option["required"]:
+        return f"{option['type']}, required"
+    return f"{option['type']} = {'unset' if option['default'] is None else json.dumps(option['default'])}"
+
+
+def _type(part: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """A JSON schema in a few words: "integer >= 1", "'a' | 'b'", "list of string"."""
+    if "$ref" in part:
+        return _type(definitions.get(part["$ref"].rpartition("/")[2], {}), definitions)
+    if "enum" in part or "const" in part:
+        return " | ".join(repr(v) for v in part.get("enum", [part.get("const")]))
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in part:
+            branches = [p for p in part[key] if p.get("type") != "null"]  # TOML has no null: the key is left out
+            return " | ".join(dict.fromkeys(_type(p, definitions) for p in branches))
+    if part.get("type") == "array":
+        inner = part.get("items")
+        return f"list of {_type(inner, definitions)}" if isinstance(inner, dict) else "list"
+    text = "table" if part.get("type") == "object" else str(part.get("type", "any"))
+    for key, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<")):
+        if key in part:
+            text += f" {sign} {part[key]}"
+    return text
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return "no limit" if value is None else str(value)
+
+
+def _as_json(installed: Installed, plugin: Plugin[Any]) -> dict[str, Any]:
+    return {
+        "kind": installed.kind.noun,
+        "name": installed.name,
+        "package": installed.package,
+        "version": installed.version,
+        "module": installed.module,
+        "requires_api": list(plugin.requires_api),
+        "requires_modules": plugin.requires_modules,
+        "summary": plugin.summary,
+        "capabilities": _capabilities(plugin),
+        "options": _options(plugin.options),
+    }

@@ -1,0 +1,142 @@
+"""The typed face of the hooks: the only place that calls what plugins implement.
+
+Implementations are registered, validated and ordered by pluggy, and called here one by one: pluggy's own call stops
+at the first exception, and an observer that raises may neither fail a step nor hide the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pluggy
+
+from enginebay.errors import EnginebayError, PluginBroken
+from enginebay.interfaces import Executor
+
+if TYPE_CHECKING:
+    from enginebay.config import EngineConfig
+    from enginebay.interfaces import ExecutorContext
+    from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo
+
+_LOG = logging.getLogger("enginebay")
+STRIKES: Final = 3
+"""An observing hook is disabled when it has raised so often."""
+
+
+@dataclass(slots=True)
+class _Listener:
+    """One implementation of one hook. ``strikes`` counts how often it raised."""
+
+    hook: str
+    plugin: str
+    call: Callable[[Mapping[str, Any]], Any]
+    order: int = 0
+    strikes: int = 0
+
+
+class Hooks:
+    """Calls the hooks of all loaded plugins. With no listener a call costs a look into a dictionary."""
+
+    def __init__(self, manager: pluggy.PluginManager) -> None:
+        self._manager = manager
+        self._listeners: dict[str, tuple[_Listener, ...]] = {}
+        self._wrap_orders: dict[str, int] = {}
+
+    def refresh(self, wrap_orders: Mapping[str, int] | None = None) -> None:
+        """Look again at what is registered; the host calls it after each registration."""
+        self._wrap_orders.update(wrap_orders or {})
+        known = {(one.hook, one.plugin): one for group in self._listeners.values() for one in group}
+        self._listeners = {}
+        for hook, caller in vars(self._manager.hook).items():
+            fresh = [
+                known.get((hook, i.plugin_name))
+                or _Listener(hook, i.plugin_name, _by_name(i), self._wrap_orders.get(i.plugin_name, 0))
+                for i in reversed(caller.get_hookimpls())  # pluggy keeps the first to be called last
+            ]
+            if fresh:
+                self._listeners[hook] = tuple(fresh)
+
+    def listeners(self, hook: str) -> tuple[str, ...]:
+        """The names of the plugins that implement a hook, in the order in which they are called."""
+        return tuple(one.plugin for one in self._in_order(hook))
+
+    def configure(self, config: EngineConfig) -> None:
+        """Let plugins look at the config before anything starts; one may refuse it by raising ``ConfigError``."""
+        for one in self._listeners.get("enginebay_configure", ()):
+            # a copy for each: the models are frozen, but the option tables in them are plain dicts
+            _asked(one, {"config": config.model_copy(deep=True)})
+
+    def wrap_executor(self, executor: Executor[Any], context: ExecutorContext[Any]) -> Executor[Any]:
+        """The executor as the extensions want it wrapped, lowest ``wrap_order`` first, that is: innermost."""
+        for one in self._in_order("enginebay_wrap_executor"):
+            wrapped = _asked(one, {"executor": executor, "context": context})
+            if wrapped is None:
+                continue
+            if not isinstance(wrapped, Executor):
+                raise PluginBroken(
+                    f"{one.hook} of {one.plugin} returned a {type(wrapped).__name__}, "
+                    f"and must return an Executor or None."
+                )
+            executor = wrapped
+        return executor
+
+    def engine_started(self, in_force: Mapping[str, str]) -> None:
+        """The engine is ready."""
+        self._tell("enginebay_engine_started", in_force=dict(in_force))
+
+    def engine_stopped(self) -> None:
+        """The engine has stopped."""
+        self._tell("enginebay_engine_stopped")
+
+    def worker_started(self, worker: WorkerInfo) -> None:
+        """A worker has chosen its device."""
+        self._tell("enginebay_worker_started", worker=worker)
+
+    def memory_snapshot(self, rank: int, snapshot: MemorySnapshot) -> None:
+        """A worker's memory before it loads."""
+        self._tell("enginebay_memory_snapshot", rank=rank, snapshot=snapshot)
+
+    def step_finished(self, report: StepReport) -> None:
+        """A step's tokens were committed."""
+        self._tell("enginebay_step_finished", report=report)
+
+    def request_finished(self, summary: RequestSummary) -> None:
+        """A request ended."""
+        self._tell("enginebay_request_finished", summary=summary)
+
+    def _in_order(self, hook: str) -> list[_Listener]:
+        return sorted(self._listeners.get(hook, ()), key=lambda one: one.order)
+
+    def _tell(self, hook: str, **arguments: Any) -> None:
+        listeners = self._listeners.get(hook)
+        if listeners is None:
+            return
+        for one in listeners:
+            if one.strikes >= STRIKES:
+                continue
+            try:
+                one.call(arguments)
+            except Exception as error:  # an observer's fault is its own
+                one.strikes += 1
+                said = f"{type(error).__name__}: {error}"
+                if one.strikes < STRIKES:
+                    _LOG.warning("%s of %s raised %s", hook, one.plugin, said, exc_info=error)
+                else:
+                    _LOG.error("%s of %s raised for the third time and is disabled: %s", hook, one.plugin, said)
+
+
+def _asked(one: _Listener, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return one.call(arguments)
+    except EnginebayError:
+        raise
+    except Exception as error:
+        raise PluginBroken(f"{one.hook} of {one.plugin} raised {type(error).__name__}: {error}") from error
+
+
+def _by_name(implementation: pluggy.HookImpl) -> Callable[[Mapping[str, Any]], Any]:
+    function, names = implementation.function, implementation.argnames
+    return lambda arguments: function(*[arguments[name] for name in names])

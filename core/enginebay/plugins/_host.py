@@ -1,0 +1,169 @@
+"""The plugin host: what is installed, and plugins loaded by name with their options checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Generic, TypeVar, cast
+
+from enginebay.errors import PluginBroken
+from enginebay.interfaces import (
+    API_VERSION,
+    ExecutorPlugin,
+    ExtensionPlugin,
+    Kind,
+    Options,
+    Plugin,
+    RunnerPlugin,
+    SchedulerPlugin,
+)
+from enginebay.messages import PluginIdentity
+from enginebay.plugins._find import Installed, clashes, find, pick
+from enginebay.plugins._hooks import Hooks
+from enginebay.plugins._load import (
+    check_api,
+    check_modules,
+    load_module,
+    new_manager,
+    register,
+    take_descriptor,
+    who,
+)
+from enginebay.plugins._options import canonical_json, validate_options
+
+P = TypeVar("P", bound=Plugin[Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Generic[P]):
+    """A plugin that was asked for: its descriptor, its validated options, and the identity all processes share."""
+
+    plugin: P
+    options: Options
+    identity: PluginIdentity
+
+    @property
+    def origin(self) -> str:
+        """The package with its version: "enginebay 0.1.0"."""
+        return f"{self.identity.package} {self.identity.version}"
+
+    @property
+    def name_and_version(self) -> str:
+        """The plugin with its package's version: "runner 'acme' 1.2"."""
+        return f"{self.identity.kind} '{self.identity.name}' {self.identity.version}"
+
+
+class PluginHost:
+    """Finds plugins by metadata, and loads what is asked for, by name.
+
+    One host serves one engine, or one worker; modules that it loads have their hooks in ``hooks``. ``entry_points``
+    stands in for what the installed packages offer, ``api`` for the plugin API of this engine.
+    """
+
+    def __init__(
+        self, *, entry_points: Iterable[metadata.EntryPoint] | None = None, api: tuple[int, int] = API_VERSION
+    ) -> None:
+        self._entry_points = None if entry_points is None else tuple(entry_points)
+        self._api = api
+        self._installed: tuple[Installed, ...] | None = None
+        self._manager = new_manager()
+        self.hooks = Hooks(self._manager)
+
+    def installed(self, kind: Kind | None = None) -> tuple[Installed, ...]:
+        """What the installed packages offer, of one kind or of all. Imports no plugin."""
+        if self._installed is None:
+            self._installed = find(self._entry_points)
+        return tuple(i for i in self._installed if kind is None or i.kind is kind)
+
+    def clashes(self) -> tuple[tuple[Installed, ...], ...]:
+        """Plugins of the same kind and name from different packages: an error for whoever asks for them."""
+        return clashes(self.installed())
+
+    def find(self, kind: Kind, name: str) -> Installed:
+        """The one plugin of that kind and name; raises ``PluginNotFound`` or ``PluginClash``."""
+        return pick(self.installed(), kind, name)
+
+    def descriptor(self, kind: Kind, name: str) -> Plugin[Any]:
+        """Import the plugin's module, register its hooks, and return its descriptor, checked against our API.
+
+        Raises ``PluginBroken`` and ``PluginTooNew`` beside what ``find`` raises.
+        """
+        return self._descriptor(self.find(kind, name))
+
+    def load_runner_plugin(self, name: str) -> RunnerPlugin[Any]:
+        """A runner's descriptor before it is chosen: its optional packages are there, its options not yet asked."""
+        installed = self.find(Kind.RUNNER, name)
+        descriptor = self._descriptor(installed)
+        check_modules(descriptor, installed)
+        return cast("RunnerPlugin[Any]", descriptor)
+
+    def load_executor(
+        self, name: str, options: Mapping[str, Any], source: str = "engine.toml"
+    ) -> Loaded[ExecutorPlugin[Any]]:
+        """Load an executor; ``source`` is named when its options are rejected."""
+        return cast("Loaded[ExecutorPlugin[Any]]", self._load(Kind.EXECUTOR, name, options, source))
+
+    def load_runner(
+        self, name: str, options: Mapping[str, Any], source: str = "engine.toml"
+    ) -> Loaded[RunnerPlugin[Any]]:
+        """Load a model runner; ``source`` is named when its options are rejected."""
+        return cast("Loaded[RunnerPlugin[Any]]", self._load(Kind.RUNNER, name, options, source))
+
+    def load_scheduler(
+        self, name: str, options: Mapping[str, Any], source: str = "engine.toml"
+    ) -> Loaded[SchedulerPlugin[Any]]:
+        """Load a scheduler; ``source`` is named when its options are rejected."""
+        return cast("Loaded[SchedulerPlugin[Any]]", self._load(Kind.SCHEDULER, name, options, source))
+
+    def load_extensions(
+        self, extensions: Mapping[str, Mapping[str, Any]], source: str = "engine.toml"
+    ) -> tuple[Loaded[ExtensionPlugin[Any]], ...]:
+        """Load the extensions of these names, make them with their options, and register their hooks.
+
+        In order of ``wrap_order`` and name. An extension that is loaded already is left as it is.
+        """
+        loaded = [
+            cast("Loaded[ExtensionPlugin[Any]]", self._load(Kind.EXTENSION, name, options, source))
+            for name, options in extensions.items()
+        ]
+        loaded.sort(key=lambda one: (one.plugin.wrap_order, one.plugin.name))
+        for one in loaded:
+            self._make_extension(one)
+        return tuple(loaded)
+
+    def _make_extension(self, loaded: Loaded[ExtensionPlugin[Any]]) -> None:
+        installed = self.find(Kind.EXTENSION, loaded.plugin.name)
+        name = f"extension '{installed.name}' ({installed.origin})"
+        if self._manager.has_plugin(name):
+            return
+        try:
+            made = loaded.plugin.factory(loaded.options)
+        except Exception as error:
+            raise PluginBroken(
+                f"{who(installed)} is broken: making it raised {type(error).__name__}: {error}"
+            ) from error
+        register(self._manager, made, name, installed)
+        self.hooks.refresh({name: loaded.plugin.wrap_order})
+
+    def _load(self, kind: Kind, name: str, options: Mapping[str, Any], source: str) -> Loaded[Plugin[Any]]:
+        installed = self.find(kind, name)
+        descriptor = self._descriptor(installed)
+        check_modules(descriptor, installed)
+        valid = validate_options(descriptor, kind, options, source)
+        identity = PluginIdentity(
+            kind=kind.noun,
+            name=name,
+            package=installed.package,
+            version=installed.version,
+            options=canonical_json(valid),
+        )
+        return Loaded(plugin=descriptor, options=valid, identity=identity)
+
+    def _descriptor(self, installed: Installed) -> Plugin[Any]:
+        module = load_module(installed)
+        register(self._manager, module, f"{module.__name__} ({installed.origin})", installed)
+        self.hooks.refresh()
+        descriptor = take_descriptor(self._manager, module, installed)
+        check_api(descriptor, installed, self._api)
+        return descriptor

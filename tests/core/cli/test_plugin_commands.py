@@ -1,0 +1,273 @@
+"""``plugins``, ``describe``, ``check`` and ``config schema``, as people see them."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from enginebay.cli import group, main
+from enginebay.messages import ModelInfo
+from support.fake_dist import FakeSite
+
+MODEL = ModelInfo(
+    path="/models/tiny",
+    name="tiny",
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    vocab_size=100,
+    max_model_len=8192,
+    dtype="bfloat16",
+)
+SCHEDULER = """
+from typing import Annotated, Literal
+from pydantic import Field
+
+class Inner(Options):
+    depth: int = 1
+
+class Opts(Options):
+    window: Annotated[int, Field(ge=1, description="How many requests to look at.")] = 64
+    mode: Annotated[Literal["fair", "strict"], Field(description="How ties are broken.")] = "fair"
+    tags: tuple[str, ...] = ()
+    size: Annotated[int, Field(gt=0)] | None = None
+    inner: Inner = Inner()
+    name: Annotated[str, Field(description="Has no default.")]
+
+@hookimpl
+def enginebay_register_schedulers():
+    return [SchedulerPlugin(
+        name="acme", options=Opts, factory=make, summary="Oldest first, in windows.",
+        capabilities=SchedulerCapabilities(deterministic_order=True), requires_modules={"acme_core": "acme[core]"},
+    )]
+"""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(group, arguments)
+
+
+@pytest.fixture
+def alone(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """Nothing is installed but what a test installs."""
+    real = metadata.distributions
+    monkeypatch.setattr(
+        "enginebay.plugins._find.metadata",
+        type(
+            "Site",
+            (),
+            {
+                "distributions": staticmethod(lambda: real(path=[str(site.folder)])),
+                "distribution": staticmethod(metadata.distribution),
+                "PackageNotFoundError": metadata.PackageNotFoundError,
+            },
+        ),
+    )
+    return site
+
+
+def test_plugins_table(alone: FakeSite) -> None:
+    alone.executor("uni", version="0.1.0")
+    alone.executor("mp", package="mp-executor", version="2.0")
+    alone.plugin("schedulers", "broken", "raise RuntimeError('imported')")
+    result = run("plugins")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
+        "executors\n"
+        "  mp   mp-executor 2.0  mp_executor_plugin\n"
+        "  uni  uni-pkg 0.1.0    uni_pkg_plugin\n"
+        "\n"
+        "runners\n"
+        "  none\n"
+        "\n"
+        "schedulers\n"
+        "  broken  broken-pkg 1.0  broken_pkg_plugin\n"
+    )
+    assert json.loads(run("plugins", "--json").stdout)[0] == {
+        "kind": "executor",
+        "name": "mp",
+        "package": "mp-executor",
+        "version": "2.0",
+        "module": "mp_executor_plugin",
+    }
+
+
+def test_plugins_warns_of_a_clash(alone: FakeSite) -> None:  # P1
+    alone.executor("mp", package="first")
+    alone.executor("mp", package="second", version="3.0")
+    result = run("plugins")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "warning: executor 'mp' is offered by first 1.0 and second 3.0; "
+        "asking for it is an error until only one of them is installed\n"
+    )
+
+
+def test_describe(alone: FakeSite) -> None:
+    alone.plugin("schedulers", "acme", SCHEDULER, version="1.2")
+    result = run("describe", "scheduler", "acme")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
+        "scheduler acme\n"
+        "  package     acme-pkg 1.2\n"
+        "  module      acme_pkg_plugin\n"
+        "  plugin API  1.0\n"
+        "  summary     Oldest first, in windows.\n"
+        "  needs       acme_core (pip install 'acme[core]')\n"
+        "\n"
+        "capabilities\n"
+        "  deterministic_order  yes\n"
+        "  overlap_safe         no\n"
+        "\n"
+        "options, under [scheduler.options]\n"
+        "  window  integer >= 1 = 64           How many requests to look at.\n"
+        "  mode    'fair' | 'strict' = \"fair\"  How ties are broken.\n"
+        "  tags    list of string = []\n"
+        "  size    integer > 0 = unset\n"
+        '  inner   table = {"depth": 1}\n'
+        "  name    string, required            Has no default.\n"
+    )
+    described = json.loads(run("describe", "scheduler", "acme", "--json").stdout)
+    assert described["options"][0] == {
+        "name": "window",
+        "type": "integer >= 1",
+        "required": False,
+        "default": 64,
+        "description": "How many requests to look at.",
+    }
+
+
+def test_describe_a_runner_with_constraints(alone: FakeSite) -> None:
+    alone.runner("acme", "constraints=BatchConstraints(block_sizes=(64, 128)), features=frozenset({'top_k', 'seed'})")
+    out = run("describe", "runner", "acme").stdout
+    for line in ("constraints.block_sizes", "64, 128"), ("features", "seed, top_k"), ("preference", "0"):
+        assert any(row.split(maxsplit=1) == list(line) for row in out.splitlines()), out
+    assert out.endswith("options, under [runner.options]\n  none\n")
+
+
+def test_describe_errors_have_exit_code_2(alone: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:  # P3
+    alone.scheduler("fcfs")
+    with pytest.raises(SystemExit) as caught:
+        main(["describe", "executor", "fcfs"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (
+        "enginebay: No executor named 'fcfs' is installed. 'fcfs' is a scheduler. Installed: none; "
+        "a package offers one in the entry-point group enginebay.executors\n"
+    )
+
+
+@pytest.fixture
+def parts(alone: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """Three parts and a model."""
+    alone.executor("uni")
+    alone.runner("v1")
+    alone.scheduler("fcfs")
+    monkeypatch.setattr("enginebay.models.resolve_model", lambda path: path)
+    monkeypatch.setattr("enginebay.models.read_model_info", lambda folder, name, needs_tokenizer: MODEL)
+    return alone
+
+
+def test_check_prints_what_is_in_force_and_why(parts: FakeSite, tmp_path: Path) -> None:  # P8
+    config = tmp_path / "engine.toml"
+    config.write_text("[scheduler]\nmax_num_seqs = 8\n")
+    result = run("check", "--config", str(config), "--set", "cache.block_size=32")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    rows = [line.split(maxsplit=2) for line in lines[1 : lines.index("")]]
+    assert lines[0] == "in force"
+    assert ["max_num_seqs", "8", str(config)] in rows
+    assert ["block_size", "32", "--set"] in rows
+    assert ["overlap", "off", "this version runs steps one after another"] in rows
+    assert lines[lines.index("") + 1 :] == [
+        "loaded from",
+        f"  executor uni    uni-pkg 1.0   {parts.folder / 'uni_pkg_plugin.py'}",
+        f"  runner v1       v1-pkg 1.0    {parts.folder / 'v1_pkg_plugin.py'}",
+        f"  scheduler fcfs  fcfs-pkg 1.0  {parts.folder / 'fcfs_pkg_plugin.py'}",
+    ]
+    told = json.loads(run("check", "--json").stdout)
+    assert {"name": "block_size", "value": "16", "why": "default"} in told["in_force"]
+    assert [one["name"] for one in told["loaded"]] == ["uni", "v1", "fcfs"]
+
+
+def test_check_refuses_with_exit_code_2(parts: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:  # P8
+    with pytest.raises(SystemExit) as caught:
+        main(["check", "--set", "scheduler.overlap=on"])
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (
+        "",
+        (
+            'enginebay: [scheduler] overlap is "on", and this version runs steps one after another: '
+            'set it to "auto" or "off".\n'
+        ),
+    )
+
+
+def test_text_of_strangers_cannot_drive_the_terminal(alone: FakeSite) -> None:
+    alone.add("evil", entry_points={"executors": {"\x1b[31mred": "evil"}})
+    assert "\x1b" not in run("plugins").stdout
+
+
+def test_schema_holds_every_plugins_options(alone: FakeSite) -> None:
+    alone.executor("uni")
+    alone.executor("mp")
+    alone.runner("v1")
+    alone.plugin("schedulers", "acme", SCHEDULER)
+    alone.plugin("schedulers", "broken", "raise RuntimeError('x')")
+    alone.plugin(
+        "extensions",
+        "watch",
+        "@hookimpl\ndef enginebay_register_extensions(): return [ExtensionPlugin(name='watch', factory=make)]",
+    )
+    result = run("config", "schema")
+    assert result.exit_code == 0, result.output
+    schema: dict[str, Any] = json.loads(result.stdout)
+    assert schema["$defs"]["ExecutorConfig"]["properties"]["use"]["enum"] == ["mp", "uni"]
+    assert schema["$defs"]["RunnerConfig"]["properties"]["use"]["enum"] == ["auto", "v1"]
+    options = schema["$defs"]["scheduler.acme.options"]
+    assert options["additionalProperties"] is False
+    assert options["properties"]["window"]["description"] == "How many requests to look at."
+    assert options["properties"]["inner"]["$ref"] == "#/$defs/scheduler.acme.Inner"
+    assert "scheduler.acme.Inner" in schema["$defs"]
+    assert schema["properties"]["extensions"]["properties"] == {"watch": {"$ref": "#/$defs/extension.watch.options"}}
+    rules = {rule["if"]["properties"]["use"]["const"]: rule for rule in schema["$defs"]["ExecutorConfig"]["allOf"]}
+    assert rules["mp"] == {
+        "if": {"properties": {"use": {"const": "mp"}}, "required": ["use"]},
+        "then": {"properties": {"options": {"$ref": "#/$defs/executor.mp.options"}}},
+    }
+    assert "required" not in rules["uni"]["if"]  # the default needs no use
+    assert result.stderr == (
+        "warning: left out: scheduler 'broken' of broken-pkg 1.0 is broken: importing broken_pkg_plugin raised "
+        "RuntimeError: x. Repair or uninstall broken-pkg, or choose another scheduler.\n"
+    )
+    assert _dangling(schema) == set()
+
+
+def _dangling(schema: dict[str, Any]) -> set[str]:
+    """References that lead nowhere."""
+    found: set[str] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            if isinstance(node.get("$ref"), str):
+                found.add(node["$ref"].removeprefix("#/$defs/"))
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(schema)
+    return found - set(schema["$defs"])
+
+
+@pytest.mark.parametrize("command", ["plugins", "describe", "check", "config"])
+def test_help_has_an_example(command: str) -> None:
+    arguments = [command, "schema", "--help"] if command == "config" else [command, "--help"]
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert f"enginebay {command}" in result.stdout
