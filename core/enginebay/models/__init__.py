@@ -1,0 +1,22 @@
+"""Model folders and the cache of imported models: found, checked and converted, without torch.
+
+The weights themselves are read by ``enginebay.worker.loader``.
+"""
+
+from enginebay.models._cache import cache_home
+from enginebay.models._import import import_gguf
+from enginebay.models._info import read_model_info, weight_files
+from enginebay.models._package import import_package
+from enginebay.models._resolve import DEFAULT_MODEL, ImportedModel, list_models, resolve_model
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "ImportedModel",
+    "cache_home",
+    "import_gguf",
+    "import_package",
+    "list_models",
+    "read_model_info",
+    "resolve_model",
+    "weight_files",
+]

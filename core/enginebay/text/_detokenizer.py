@@ -1,0 +1,115 @@
+"""Token ids to text as they come, never half a character, at a constant cost per token.
+
+What ``push`` and ``finish`` return, put together, is what decoding all ids at once gives.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+from enginebay.text._tokenizer import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_REPLACEMENT = "\ufffd"
+_MAX_HELD = 8  # tokens that an unfinished character can spread over, and more
+_MAX_CONTEXT = 32
+
+
+class IncrementalDetokenizer:
+    """The text of one growing answer. Not thread-safe; one object per answer."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._strategy: _Strategy = (
+            _ByteLevel(tokenizer, skipped) if tokenizer.is_byte_level else _Window(tokenizer, skipped)
+        )
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that is certain after these tokens and was not before; "" while a character is incomplete."""
+        return "".join(map(self._strategy.push, token_ids))
+
+    def finish(self) -> str:
+        """What was held back, when nothing follows; an incomplete character comes out as U+FFFD."""
+        return self._strategy.finish()
+
+
+class _Strategy(Protocol):
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class _ByteLevel:
+    """Byte-level vocabularies: each token is a run of bytes, whatever stands around it."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer, self._skipped = tokenizer, skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        token = None if token_id in self._skipped else self._tokenizer.token(token_id)
+        if token is None:
+            return ""
+        try:
+            data = bytes(_BYTE_OF[character] for character in token)
+        except KeyError:  # an added token is text as it stands
+            data = token.encode()
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _Window:
+    """Any other decoder: decode the newest tokens with some before them, and take what that adds.
+
+    A run of byte tokens is held until it ends, because its last byte decides how all of it reads.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer, self._skipped = tokenizer, skipped
+        self._context: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        token = None if token_id in self._skipped else self._tokenizer.token(token_id)
+        if token is None:
+            return ""
+        self._held.append(token_id)
+        if self._tokenizer.falls_back_to_bytes and _BYTE_TOKEN.fullmatch(token):
+            return ""
+        return self._release(final=False)
+
+    def finish(self) -> str:
+        return self._release(final=True) if self._held else ""
+
+    def _release(self, *, final: bool) -> str:
+        before = self._decode(self._context)
+        after = self._decode(self._context + self._held)
+        if not final and after.endswith(_REPLACEMENT) and len(self._held) < _MAX_HELD:
+            return ""
+        if self._decode(self._held):
+            self._context = self._held[-_MAX_CONTEXT:]
+        else:  # nothing to see yet: a space that the decoder strips at the start, say
+            self._context = (self._context + self._held)[-_MAX_CONTEXT:]
+        self._held = []
+        return after[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters with which byte-level vocabularies write the 256 bytes (GPT-2's table).
+
+    Printable Latin-1 characters stand for themselves; the others are written from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
