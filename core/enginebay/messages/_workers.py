@@ -136,8 +136,9 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
 class StartPayload(Struct, frozen=True, kw_only=True):
     """All that a worker is given before it is spawned: identity, place, and the config as JSON text.
 
-    ``block_size`` and ``max_model_len`` are the values in force, settled at assembly; ``config`` is the validated
-    config, which the worker reads again with the same models.
+    ``block_size``, ``max_model_len``, ``dtype`` and ``cache_dtype`` are the values in force, settled at assembly
+    ("auto": the config's, else the model's); ``config`` is the validated config, which the worker reads again with the
+    same models.
     """
 
     incarnation: str
@@ -153,3 +154,5 @@ class StartPayload(Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     executor_maps_devices: bool = False
     traceparent: str = ""
+    dtype: str = "auto"
+    cache_dtype: str = "auto"

@@ -1,0 +1,53 @@
+"""A failure as data: what an exception becomes before it crosses to the engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from typing import Final
+
+from enginebay import errors
+from enginebay.messages import WorkerFailure
+
+MAX_MESSAGE: Final = 4096
+MAX_TRACEBACK: Final = 65536
+
+
+def describe_failure(error: BaseException, *, phase: str, rank: int) -> WorkerFailure:
+    """Everything that can be told of the error; never raises, and always encodes, whatever the error is."""
+    return WorkerFailure(
+        phase=phase,
+        error_type=type(error).__name__,
+        message=_clean(_message(error), MAX_MESSAGE),
+        traceback=_clean("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True),
+        kind=_kind(error),
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+
+
+def _kind(error: BaseException) -> str:
+    """The nearest class of ``enginebay.errors`` that the error is; a memory error of Python or torch counts as ours."""
+    for cls in type(error).__mro__:
+        if cls.__module__ == errors.__name__ and cls.__name__ in errors.__all__:
+            return cls.__name__
+    out_of_memory = isinstance(error, MemoryError) or (
+        type(error).__name__ == "OutOfMemoryError" and type(error).__module__.partition(".")[0] == "torch"
+    )
+    return "OutOfMemory" if out_of_memory else ""
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error) or "no message"
+    except Exception as second:  # an error whose __str__ is broken is still told of
+        return f"(its message cannot be printed: {type(second).__name__})"
+
+
+def _clean(text: str, limit: int, *, keep_end: bool = False) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates do not encode
+    if len(text) <= limit:
+        return text
+    return f"… {text[-limit:]}" if keep_end else f"{text[:limit]} …"

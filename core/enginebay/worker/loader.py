@@ -1,0 +1,128 @@
+"""Loads a folder of safetensors into transformers' own module without a second copy of the weights in memory.
+
+The module is built on the meta device, which holds no bytes, and its parameters are then replaced by tensors that map
+the file: the kernel reads pages when they are used, and can drop them again. Only a tensor of another dtype than the
+one asked for, or for another device, is copied, one at a time. No code of the model folder is ever run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from enginebay.errors import ModelError
+from enginebay.models import weight_files
+
+__all__ = ["load_causal_lm", "map_tensors", "torch_dtype"]
+
+_LEGACY_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
+"""Buffers that old checkpoints carry and that the module makes itself."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``"float32"``, ``"bfloat16"``, ``"float16"`` as torch's object."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ModelError(f"'{name}' is no dtype of torch; use float32, bfloat16 or float16")
+    return dtype
+
+
+def map_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the folder's safetensors with its name, mapped from the file, not read.
+
+    Raises ``ModelError`` when a file is missing, truncated or no safetensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118  # safe_open is no mapping: it cannot be iterated
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{path}: not a whole safetensors file ({error}); copy or convert the model again"
+            ) from error
+
+
+def load_causal_lm(folder: Path, *, architecture: str, dtype: str, device: str, attention: str) -> Any:
+    """The model of ``folder`` as transformers' class ``architecture``: in eval mode, without gradients.
+
+    ``attention`` is the name of a function registered in transformers' attention interface. Returns a
+    ``transformers.PreTrainedModel``. Raises ``ModelError`` for weights that are missing, too many, or of another shape.
+    """
+    model = _build_on_meta(folder, architecture, attention)
+    wanted, target = torch_dtype(dtype), torch.device(device)
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in map_tensors(folder):
+        if name.endswith(_LEGACY_SUFFIXES):
+            continue
+        # a no-op, hence still the mapped file, unless dtype or device differ
+        state[name] = tensor.to(device=target, dtype=wanted if tensor.is_floating_point() else None)
+    _drop_tied_copies(model, state, folder)
+    try:
+        _, unexpected = model.load_state_dict(state, strict=False, assign=True)
+    except RuntimeError as error:  # a shape that differs; torch says which
+        detail = " ".join(str(error).split())
+        raise ModelError(f"{folder}: the weights do not fit config.json: {detail}") from error
+    state.clear()
+    model.tie_weights()
+    _recreate_buffers(model, target)
+    missing = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
+    if missing:
+        raise ModelError(f"{folder}: {len(missing)} weights that {architecture} needs are missing: {_some(missing)}")
+    if unexpected:
+        raise ModelError(
+            f"{folder}: {len(unexpected)} weights have no place in {architecture}: {_some(unexpected)}; "
+            "config.json and the weights do not belong together"
+        )
+    model.eval()
+    model.requires_grad_(requires_grad=False)
+    return model
+
+
+def _build_on_meta(folder: Path, architecture: str, attention: str) -> Any:
+    import transformers
+
+    model_class = getattr(transformers, architecture, None)
+    if model_class is None:
+        raise ModelError(f"transformers {transformers.__version__} has no model class named '{architecture}'")
+    try:
+        config = model_class.config_class.from_pretrained(folder, local_files_only=True)
+        config._attn_implementation = attention
+        with torch.device("meta"):
+            return model_class(config)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{folder / 'config.json'}: {architecture} cannot be built from it: {error}") from error
+
+
+def _drop_tied_copies(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """When the config ties two weights and the file has both, they must be equal; the copy is dropped."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return
+    for copy, source in getattr(model, "_tied_weights_keys", {}).items():
+        if copy in state and source in state:
+            if not torch.equal(state[copy], state[source]):
+                raise ModelError(f"{folder}: config.json ties {copy} to {source}, but the file has two different ones")
+            del state[copy]
+
+
+def _recreate_buffers(model: Any, target: torch.device) -> None:
+    """Make anew what no file holds: a meta build leaves the frequencies of rotary embeddings without values."""
+    for name, module in model.named_modules():
+        own = [key for key, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        if not own:
+            continue
+        if "RotaryEmbedding" not in type(module).__name__:
+            raise ModelError(f"{name} ({type(module).__name__}) has buffers that no file holds: {_some(own)}")
+        made = dict(type(module)(module.config).named_buffers(recurse=False))
+        for key in own:
+            module._buffers[key] = made[key].to(target)
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    shown = ", ".join(names[:limit])
+    return f"{shown}, …" if len(names) > limit else shown

@@ -1,0 +1,57 @@
+"""The worker's loop: receive a call, do it, reply; a failed call is told as data and the loop goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginebay.interfaces import WorkerChannel
+from enginebay.messages import Call, Envelope, Result, Shutdown, StartPayload
+from enginebay.transport.codec import decode_call, decode_envelope, decode_start_payload, encode
+from enginebay.worker.failure import describe_failure
+from enginebay.worker.worker import Worker, call_name
+
+IDLE = "idle"
+
+
+def serve(payload: bytes, channel: WorkerChannel, *, make_worker: Callable[[StartPayload], Worker] = Worker) -> None:
+    """Serve one worker's calls until ``Shutdown``, a closed channel, or Ctrl-C; then give the device back.
+
+    This is what runs in the worker's process (or thread), whoever started it. ``payload`` is an encoded
+    ``StartPayload``. Every envelope is answered exactly once, in order, with an encoded ``Result``; an exception in a
+    call is answered with a ``WorkerFailure`` and leaves the channel aligned. Raises ``DamagedMessage`` when the payload
+    or an envelope cannot be read: then the line itself is broken, and nobody can be answered.
+    """
+    start = decode_start_payload(payload)
+    worker = make_worker(start)
+    try:
+        while True:
+            channel.heartbeat(IDLE)
+            frame = channel.receive(None)
+            if frame is None or channel.closed():
+                return
+            envelope = decode_envelope(frame)
+            goes_on, reply = _answer(worker, envelope, channel, start.place.rank)
+            channel.reply(envelope.generation, envelope.call_id, reply)
+            if not goes_on:
+                return
+    except KeyboardInterrupt:
+        return  # Ctrl-C reaches every process of the terminal: the engine's own handling says what it has to say
+    except ConnectionError:
+        return  # the engine has gone in the middle of an answer; what it left of us is given back below
+    finally:
+        worker.shutdown()
+
+
+def _answer(worker: Worker, envelope: Envelope, channel: WorkerChannel, rank: int) -> tuple[bool, bytes]:
+    """(whether to go on, the encoded result) of one call."""
+    phase = "decode"
+    try:
+        call: Call = decode_call(envelope.payload)
+        phase = call_name(call)
+        channel.heartbeat(phase)
+        result: Result = worker.handle(call, envelope.traceparent)
+        return not isinstance(call, Shutdown), encode(result)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit of a plugin, and what native code throws past Exception
+        return phase != call_name(Shutdown), encode(describe_failure(error, phase=phase, rank=rank))

@@ -1,0 +1,223 @@
+"""The phases of a worker's start, each as one method, in the exact order of design.md section 5."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from enginebay import tracing
+from enginebay.config import EngineConfig
+from enginebay.errors import CapabilityError
+from enginebay.interfaces import Device, ModelRunner, RunnerContext, RunnerPlugin
+from enginebay.messages import (
+    Ack,
+    CompileOrWarmUpModel,
+    DetermineAvailableMemory,
+    DeviceReady,
+    InitDevice,
+    InitializeKVCache,
+    InitWorker,
+    KVCacheSpec,
+    LoadModel,
+    MemoryAvailable,
+    MemorySnapshot,
+    ModelLoaded,
+    PluginsLoaded,
+    Result,
+    StartPayload,
+    WorkerInfo,
+)
+from enginebay.plugins import Loaded, PluginHost
+from enginebay.worker import memory
+from enginebay.worker.choice import check_dtypes, choose_device, dtypes_in_force
+from enginebay.worker.distributed import clean_environment, join_world, worker_threads
+from enginebay.worker.host import available_cores
+from enginebay.worker.mapping import device_index
+from enginebay.worker.spans import StartTrace
+
+StartCall = InitWorker | InitDevice | LoadModel | DetermineAvailableMemory | InitializeKVCache | CompileOrWarmUpModel
+
+
+class WorkerStart:
+    """What the start makes: the config, the runner's plugin, the device, the runner. Phases raise what goes wrong.
+
+    The order of the calls is kept by ``Worker``; each phase relies on those before it.
+    """
+
+    def __init__(self, payload: StartPayload, host: PluginHost, make_device: Callable[[str], Device] | None) -> None:
+        self.trace = StartTrace(payload)
+        self._payload = payload
+        self._host = host
+        self._make_device = make_device
+        self._config = EngineConfig()
+        self._plugin: Loaded[RunnerPlugin[Any]] | None = None
+        self._device: Device | None = None
+        self._runner: ModelRunner[Any] | None = None
+        self._baseline: MemorySnapshot | None = None
+        self._requested = 0
+        self._spec: KVCacheSpec | None = None
+
+    @property
+    def runner(self) -> ModelRunner[Any]:
+        """The runner; there is one after ``init_device``."""
+        assert self._runner is not None
+        return self._runner
+
+    @property
+    def device(self) -> Device:
+        """The device; there is one after ``init_device``."""
+        assert self._device is not None
+        return self._device
+
+    def do(self, call: StartCall, traceparent: str) -> Result:
+        """One phase, in its span."""
+        match call:
+            case InitWorker():
+                with self.trace.first(traceparent):
+                    return self._init_worker()
+            case InitDevice():
+                with self.trace.phase(tracing.WORKER_INIT_DEVICE, traceparent):
+                    return self._init_device()
+            case LoadModel():
+                with self.trace.phase(tracing.WORKER_LOAD_MODEL, traceparent):
+                    return self._load_model()
+            case DetermineAvailableMemory():
+                with self.trace.phase(tracing.WORKER_PROFILE, traceparent):
+                    return self._determine_available_memory()
+            case InitializeKVCache():
+                with self.trace.phase(tracing.WORKER_ALLOCATE_KV_CACHE, traceparent) as span:
+                    span.set_attribute(tracing.KV_BLOCKS, call.num_blocks)
+                    self.trace.note(tracing.KV_BLOCKS, call.num_blocks)
+                    self.runner.initialize_kv_cache(call.num_blocks)
+                    return Ack()
+            case CompileOrWarmUpModel():
+                with self.trace.phase(tracing.WORKER_WARM_UP, traceparent):
+                    self.runner.warm_up()
+                    self.device.synchronize()
+                self.trace.end()
+                return Ack()
+
+    def close(self) -> None:
+        """Close the runner, if there is one, and give its memory back."""
+        self.trace.end()
+        runner, self._runner = self._runner, None
+        try:
+            if runner is not None:
+                runner.close()
+        finally:
+            del runner  # else the collection below could not free what it holds
+            if self._device is not None:
+                gc.collect()
+                self._device.empty_cache()
+
+    def _init_worker(self) -> PluginsLoaded:
+        self._config = EngineConfig.model_validate_json(self._payload.config)
+        if self._config.worker.extensions:
+            raise CapabilityError(
+                f"[worker] extensions = {list(self._config.worker.extensions)}: this version loads no worker "
+                "extensions; remove them"
+            )
+        self._plugin = self._host.load_runner(self._payload.runner, self._config.runner.options)
+        return PluginsLoaded(plugins=(self._plugin.identity,))
+
+    def _init_device(self) -> DeviceReady:
+        assert self._plugin is not None
+        payload, place, world = self._payload, self._payload.place, self._payload.world
+        device = choose_device(self._plugin.plugin, self._config.device.kind, self._make_device)
+        clean_environment(device.kind, os.environ)
+        index = device_index(
+            place,
+            world,
+            maps_devices=payload.executor_maps_devices,
+            kind=device.kind,
+            visible=device.count(),
+            ids=self._config.device.ids,
+            visible_env=device.visible_env(),
+        )
+        device.set_current(index)
+        self._device = device
+        dtype, cache_dtype = dtypes_in_force(payload, self._config)
+        check_dtypes(device, dtype, cache_dtype)
+        threads = worker_threads(
+            configured=self._config.worker.threads,
+            cores=available_cores(),
+            ranks_on_node=sum(other.node == place.node for other in world.ranks),
+            omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
+        )
+        if threads is not None:
+            device.set_threads(threads)
+        with tracing.span(tracing.WORKER_INIT_DISTRIBUTED, {tracing.WORLD_SIZE: len(world.ranks)}):
+            join_world(place, world, device)
+        device.seed(self._config.model.seed)
+        device.touch_math_library()
+        gc.collect()
+        device.empty_cache()
+        with tracing.span(tracing.WORKER_MEMORY_SNAPSHOT, {tracing.DEVICE: device.name()}) as span:
+            self._baseline = memory.snapshot(device)
+            span.set_attribute(tracing.FREE_BYTES, self._baseline.free)
+            self._requested = memory.requested_bytes(self._config.cache, self._baseline, device.kind)
+        self.trace.note(tracing.DEVICE, device.name())
+        self.trace.note(tracing.FREE_BYTES, self._baseline.free)
+        self._runner = self._make_runner(self._plugin, device, dtype, cache_dtype)
+        info = WorkerInfo(
+            rank=place.rank,
+            local_rank=place.local_rank,
+            incarnation=payload.incarnation,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=device.name(),
+        )
+        return DeviceReady(worker=info, snapshot=self._baseline, requested_bytes=self._requested)
+
+    def _make_runner(
+        self, loaded: Loaded[RunnerPlugin[Any]], device: Device, dtype: str, cache_dtype: str
+    ) -> ModelRunner[Any]:
+        payload = self._payload
+        return loaded.plugin.factory(
+            RunnerContext(
+                options=loaded.options,
+                model=payload.model,
+                device=device,
+                place=payload.place,
+                world=payload.world,
+                dtype=dtype,
+                cache_dtype=cache_dtype,
+                block_size=payload.block_size,
+                max_model_len=payload.max_model_len,
+                max_num_seqs=payload.max_num_seqs,
+                max_num_batched_tokens=payload.max_num_batched_tokens,
+                seed=self._config.model.seed,
+                batch_invariant=self._config.engine.batch_invariant,
+            )
+        )
+
+    def _load_model(self) -> ModelLoaded:
+        before = memory.snapshot(self.device)
+        self.runner.load_model()
+        self.device.synchronize()
+        self._spec = self.runner.kv_cache_spec()
+        grown = memory.snapshot(self.device) - before
+        return ModelLoaded(
+            kv_cache_spec=self._spec,
+            weight_bytes=max(0, grown.process if self.device.kind == "cpu" else grown.allocated),
+            in_force=dict(self.runner.in_force()),
+        )
+
+    def _determine_available_memory(self) -> MemoryAvailable:
+        assert self._spec is not None
+        assert self._baseline is not None
+        device, cache = self.device, self._config.cache
+        if device.kind != "cpu" or memory.utilization_in_force(cache, device.kind) is not None:
+            # on a CPU with a size of its own nothing would be read from the run: the start is not made to wait for it
+            device.reset_peak()
+            self.runner.profile_run()
+            device.synchronize()
+        after = memory.snapshot(device)
+        left = memory.cache_bytes(
+            cache, self._spec, kind=device.kind, requested=self._requested, before=self._baseline, after=after
+        )
+        device.empty_cache()
+        return MemoryAvailable(kv_cache_bytes=left, free_bytes=after.free)

@@ -1,0 +1,190 @@
+"""The state of requests that a runner needs, kept from the scheduler's differences. Plain Python, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from msgspec import Struct
+
+from enginebay.messages import (
+    ModelRunnerOutput,
+    NewRequest,
+    ResumedRequest,
+    RunningRequest,
+    SamplingParams,
+    SchedulerOutput,
+)
+
+_NO_FAULTS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Row(Struct, kw_only=True, eq=False):
+    """One request as the runner knows it.
+
+    ``token_ids`` is the prompt and every token known after it; ``block_ids`` has one list per KV group, entry i of
+    which holds positions ``i * block_size`` onwards; ``num_computed_tokens`` counts the tokens whose keys and values
+    are in the cache before the current step. A runner reads rows and leaves the writing to the table.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    choice: int
+    block_ids: list[list[int]]
+    num_computed_tokens: int
+    parked: bool = False
+
+
+class ScheduledRow(Struct, gc=False, eq=False):
+    """A row of the current step: compute ``num_tokens`` tokens from ``row.num_computed_tokens`` on.
+
+    ``samples``: whether the step reaches the end of what is known, so that a token is drawn after the last of them.
+    """
+
+    row: Row
+    num_tokens: int
+    samples: bool
+
+
+class RequestTable:
+    """Every request that the scheduler has told of and not yet called finished, by id.
+
+    Use: ``begin_step``, compute, ``finish_step``. A step that failed between the two is forgotten by the next
+    ``begin_step``; rows of an older generation are dropped when a new one begins. Raises ``ValueError`` for a schedule
+    that contradicts itself or what was said before: a fault of the scheduler, named with step and request.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] = {}
+        self._batch: list[ScheduledRow] = []
+        self._generation = 0
+        self._step = -1
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._rows
+
+    def get(self, request_id: str) -> Row | None:
+        """The row of a request, running or preempted; None when the table does not hold it."""
+        return self._rows.get(request_id)
+
+    def begin_step(self, scheduler_output: SchedulerOutput) -> list[ScheduledRow]:
+        """Take in what changed, and return the batch in the order of ``num_scheduled_tokens``."""
+        rows = self._rows
+        self._step = scheduler_output.step
+        if scheduler_output.generation != self._generation:
+            rows.clear()
+            self._generation = scheduler_output.generation
+        self._batch = []
+        for request_id in scheduler_output.preempted:
+            row = self._known(request_id, "preempted")
+            row.parked = True
+            row.block_ids = [[] for _ in row.block_ids]
+            row.num_computed_tokens = 0
+        for request_id in scheduler_output.finished:
+            rows.pop(request_id, None)
+        present: dict[str, Row] = {}
+        for new in scheduler_output.new:
+            present[new.request_id] = self._add(new)
+        for resumed in scheduler_output.resumed:
+            present[resumed.request_id] = self._resume(resumed)
+        for running in scheduler_output.running:
+            present[running.request_id] = self._advance(running)
+        self._batch = [
+            self._schedule(present, request_id, num_tokens)
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+        ]
+        if len(present) != len(self._batch):
+            idle = next(request_id for request_id in present if request_id not in scheduler_output.num_scheduled_tokens)
+            raise self._fault(idle, "is in the step's lists but has no tokens scheduled")
+        return list(self._batch)
+
+    def finish_step(
+        self, sampled: Mapping[str, Sequence[int]], faults: Mapping[str, str] = _NO_FAULTS
+    ) -> ModelRunnerOutput:
+        """Remember the drawn tokens, and return the step's output for every request of it, in batch order.
+
+        ``sampled`` maps request ids to the tokens drawn: none, one, or several; ``faults`` maps a request id to what
+        went wrong with it alone: its tokens are not kept.
+        """
+        batch, self._batch = self._batch, []
+        in_step = {scheduled.row.request_id for scheduled in batch}
+        for request_id in (*sampled, *faults):
+            if request_id not in in_step:
+                raise self._fault(request_id, "got an answer and is not part of the step")
+        request_ids, drawn = [], []
+        for scheduled in batch:
+            row = scheduled.row
+            token_ids = () if row.request_id in faults else tuple(sampled.get(row.request_id, ()))
+            if token_ids and not scheduled.samples:
+                raise self._fault(row.request_id, f"drew {len(token_ids)} tokens in the middle of its known tokens")
+            row.num_computed_tokens += scheduled.num_tokens
+            row.token_ids.extend(token_ids)
+            request_ids.append(row.request_id)
+            drawn.append(token_ids)
+        return ModelRunnerOutput(
+            request_ids=tuple(request_ids), sampled_token_ids=tuple(drawn), faults=dict(faults) if faults else {}
+        )
+
+    def _add(self, new: NewRequest) -> Row:
+        if new.request_id in self._rows:
+            raise self._fault(new.request_id, "is announced as new, and the runner holds it already")
+        row = Row(
+            request_id=new.request_id,
+            token_ids=list(new.token_ids),
+            num_prompt_tokens=new.num_prompt_tokens,
+            params=new.params,
+            seed=new.seed,
+            choice=new.choice,
+            block_ids=[list(group) for group in new.block_ids],
+            num_computed_tokens=new.num_computed_tokens,
+        )
+        self._rows[new.request_id] = row
+        return row
+
+    def _resume(self, resumed: ResumedRequest) -> Row:
+        row = self._known(resumed.request_id, "resumed")
+        row.parked = False
+        row.token_ids = list(resumed.token_ids)
+        row.block_ids = [list(group) for group in resumed.block_ids]
+        row.num_computed_tokens = resumed.num_computed_tokens
+        return row
+
+    def _advance(self, running: RunningRequest) -> Row:
+        row = self._known(running.request_id, "running")
+        if row.parked:
+            raise self._fault(running.request_id, "is listed as running, and was preempted and not resumed")
+        row.num_computed_tokens = running.num_computed_tokens
+        if running.new_token_ids:
+            row.token_ids.extend(running.new_token_ids)
+        if running.new_block_ids:
+            for blocks, more in zip(row.block_ids, running.new_block_ids, strict=True):
+                blocks.extend(more)
+        return row
+
+    def _schedule(self, present: dict[str, Row], request_id: str, num_tokens: int) -> ScheduledRow:
+        row = present.get(request_id)
+        if row is None:
+            raise self._fault(request_id, "has tokens scheduled and is in none of new, running and resumed")
+        end, known = row.num_computed_tokens + num_tokens, len(row.token_ids)
+        if num_tokens < 1 or end > known:
+            raise self._fault(
+                request_id,
+                f"is to compute {num_tokens} tokens from {row.num_computed_tokens} on, and {known} tokens are known",
+            )
+        return ScheduledRow(row, num_tokens, end == known)
+
+    def _known(self, request_id: str, what: str) -> Row:
+        row = self._rows.get(request_id)
+        if row is None:
+            raise self._fault(request_id, f"is listed as {what}, and the runner does not hold it")
+        return row
+
+    def _fault(self, request_id: str, what: str) -> ValueError:
+        return ValueError(f"step {self._step} of generation {self._generation}: request {request_id!r} {what}")

@@ -1,0 +1,1 @@
+"""Executor ``uni``: one worker in a thread of the engine's own process."""

@@ -1,0 +1,8 @@
+"""The executor ``uni`` keeps what every executor keeps: the kit itself."""
+
+from enginebay.testing._executor_suite import ExecutorSuite
+
+
+class TestUni(ExecutorSuite):
+    name = "uni"
+    patience = 30.0

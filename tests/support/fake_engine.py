@@ -1,0 +1,413 @@
+"""An engine without a model: a core over a synchronous executor, and a runner and a model folder for whole engines.
+
+Token i is byte i; 256 opens a message and 257, the end of sequence, closes it. What a request is answered is the
+text that stands in ``SCRIPTS`` under the first words of its prompt, else ``DEFAULT`` over and over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from enginebay.engine.admission import AdmissionLimits, Ask
+from enginebay.engine.commit import DetokenizerFactory
+from enginebay.engine.core import EngineCore
+from enginebay.engine.parts import CoreParts
+from enginebay.engine.replies import Generation
+from enginebay.hookspecs import hookimpl
+from enginebay.interfaces import (
+    BatchConstraints,
+    Executor,
+    ExecutorContext,
+    ExecutorHealth,
+    ModelRunner,
+    NoOptions,
+    Options,
+    Policy,
+    RequestView,
+    RunnerCapabilities,
+    RunnerContext,
+    RunnerPlugin,
+    Scheduler,
+    SchedulerContext,
+    SchedulerLimits,
+    StartResult,
+    StartSpec,
+)
+from enginebay.kvcache import KVCacheManager
+from enginebay.messages import (
+    Envelope,
+    ExecuteModel,
+    KVCacheGroup,
+    KVCacheSpec,
+    ModelRunnerOutput,
+    RankReply,
+    Replies,
+    RequestOutput,
+    RequestSummary,
+    SampleTokens,
+    SamplingParams,
+    SchedulerOutput,
+    StepReport,
+    StepResult,
+)
+from enginebay.runtime import Runtime, system_runtime
+from enginebay.scheduling import MechanicsScheduler, check_fits
+from enginebay.transport import decode_call, encode, unwrap
+from enginebay.worker import HostDevice, RequestTable, ScheduledRow
+from enginebay.worker.failure import describe_failure
+
+BOS, EOS, VOCAB = 256, 257, 258
+DEFAULT = "the quick brown fox jumps over the lazy dog. "
+
+
+def text_token(prompt: Sequence[int], num_output: int) -> int:
+    """The token after ``num_output`` tokens of answer: bytes of ``DEFAULT``, or of what the prompt asks for.
+
+    A prompt with ``say:`` is answered with the text after its last ``say:``, and then the end.
+    """
+    asked = bytes(t for t in prompt if t < BOS)
+    _, marker, said = asked.rpartition(b"say:")
+    said = said.partition(b"\n")[0]
+    if marker:
+        return said[num_output] if num_output < len(said) else EOS
+    return DEFAULT.encode()[num_output % len(DEFAULT)]
+
+
+Draw = Callable[[ScheduledRow], tuple[int, ...]]
+
+
+def draw_text(one: ScheduledRow) -> tuple[int, ...]:
+    """One token of ``text_token``."""
+    row = one.row
+    prompt = row.token_ids[: row.num_prompt_tokens]
+    return (text_token(prompt, len(row.token_ids) - row.num_prompt_tokens),)
+
+
+class FakeExecutor(Executor[NoOptions]):
+    """Answers every step at once, in the caller's thread, through the real codec.
+
+    ``draw`` is asked for each row that samples. ``before`` is called with each schedule, and may raise; ``faults``
+    maps request ids to what is wrong with them; ``two_phases``: execute_model answers None; ``held``: futures stay
+    open until ``release``.
+    """
+
+    def __init__(self, context: ExecutorContext[NoOptions], draw: Draw = draw_text) -> None:
+        super().__init__(context)
+        self.table = RequestTable()
+        self.draw = draw
+        self.before: Callable[[SchedulerOutput], None] = lambda output: None
+        self.faults: dict[str, str] = {}
+        self.two_phases = False
+        self.reply_generation: int | None = None
+        self.steps: list[SchedulerOutput] = []
+        self.keep_steps = True
+        self.stopped = 0
+        self._drawn: ModelRunnerOutput | None = None
+
+    def start(self, spec: StartSpec) -> StartResult:
+        return StartResult(workers=())
+
+    def submit(self, envelope: Envelope) -> Future[Replies]:
+        future: Future[Replies] = Future()
+        call = decode_call(envelope.payload)
+        try:
+            assert isinstance(call, (ExecuteModel, SampleTokens))
+            payload = encode(StepResult(output=self._step(call)))
+        except Exception as error:
+            payload = encode(describe_failure(error, phase="execute_model", rank=0))
+        generation = envelope.generation if self.reply_generation is None else self.reply_generation
+        reply = RankReply(rank=0, payload=payload)
+        future.set_result(Replies(generation=generation, call_id=envelope.call_id, replies=(reply,)))
+        return future
+
+    def _step(self, call: ExecuteModel | SampleTokens) -> ModelRunnerOutput | None:
+        if isinstance(call, SampleTokens):
+            return self._drawn
+        if self.keep_steps:
+            self.steps.append(call.scheduler_output)
+        rows = self.table.begin_step(call.scheduler_output)
+        self.before(call.scheduler_output)
+        faults = {
+            one.row.request_id: self.faults[one.row.request_id] for one in rows if one.row.request_id in self.faults
+        }
+        drawn = {one.row.request_id: self.draw(one) for one in rows if one.samples}
+        output = self.table.finish_step(drawn, faults)
+        self._drawn = output
+        return None if self.two_phases else output
+
+    def health(self) -> ExecutorHealth:
+        return ExecutorHealth(alive=True)
+
+    def stop(self, deadline: float) -> None:
+        self.stopped += 1
+
+
+class Arrival(Policy[NoOptions]):
+    """First come, first served."""
+
+    def key(self, request: RequestView) -> tuple[int, ...]:
+        return (request.arrival_number,)
+
+
+class Watcher:
+    """Keeps what the hooks were told."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepReport] = []
+        self.summaries: list[RequestSummary] = []
+        self.stopped = 0
+        self.keep = True
+
+    def step_finished(self, report: StepReport) -> None:
+        if self.keep:
+            self.steps.append(report)
+
+    def request_finished(self, summary: RequestSummary) -> None:
+        if self.keep:
+            self.summaries.append(summary)
+
+    def engine_stopped(self) -> None:
+        self.stopped += 1
+
+
+class Bytes:
+    """A detokenizer of bytes."""
+
+    def __init__(self, skip_special_tokens: bool = True) -> None:
+        import codecs
+
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return self._decoder.decode(bytes(t for t in token_ids if t < BOS))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class FakeEngine:
+    """A core with its parts in reach."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_model_len: int = 128,
+        features: frozenset[str] = frozenset({"top_k", "top_p", "seed"}),
+        policy: type[Policy[NoOptions]] = Arrival,
+        scheduler: Callable[[SchedulerContext[NoOptions]], Scheduler[NoOptions]] | None = None,
+        detokenizer: DetokenizerFactory = Bytes,
+        draw: Draw = draw_text,
+        runtime: Runtime | None = None,
+        **parts: Any,
+    ) -> None:
+        self.runtime = runtime or system_runtime(seed=1)
+        self.generation = Generation()
+        context = ExecutorContext(
+            options=NoOptions(),
+            runtime=self.runtime,
+            encode=encode,
+            unwrap=unwrap,
+            next_call_id=self.generation.next_call_id,
+            generation=lambda: self.generation.current,
+        )
+        self.executor = FakeExecutor(context, draw)
+        self.hooks = Watcher()
+        self.kv = KVCacheManager(num_blocks=num_blocks, block_size=block_size)
+        limits = SchedulerLimits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
+        )
+        scheduling = SchedulerContext(
+            options=NoOptions(),
+            limits=limits,
+            constraints=BatchConstraints(),
+            kv=self.kv.view(),
+            kv_cache=self.kv,
+            now=self.runtime.clock.now,
+        )
+        made = MechanicsScheduler(policy(scheduling), scheduling) if scheduler is None else scheduler(scheduling)
+
+        def fits(num_prompt_tokens: int, max_tokens: int) -> None:
+            check_fits(num_prompt_tokens, max_tokens, limits, self.kv)
+
+        self.parts = CoreParts(
+            executor=self.executor,
+            scheduler=made,
+            runtime=self.runtime,
+            hooks=self.hooks,
+            limits=AdmissionLimits(vocab_size=VOCAB, runner="runner 'fake' 1.0", features=features, check_fits=fits),
+            detokenizer=detokenizer,
+            model="fake-model",
+            scheduler_name="scheduler 'fake' 1.0",
+            runner_name="runner 'fake' 1.0",
+            eos_token_ids=frozenset({EOS}),
+            max_model_len=max_model_len,
+            generation=self.generation,
+            in_force={},
+        )
+        self.core = EngineCore(replace(self.parts, **parts))
+        self.texts: dict[str, str] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.last: dict[str, RequestOutput] = {}
+
+    def add(
+        self, request_id: str, prompt: str | Sequence[int] = "hi", ask: dict[str, Any] | None = None, **params: Any
+    ) -> None:
+        """Admit a request; ``params`` are sampling parameters, ``ask`` other fields of it."""
+        ids = tuple(prompt.encode()) if isinstance(prompt, str) else tuple(prompt)
+        self.core.add_request(
+            Ask(request_id=request_id, prompt_token_ids=ids, params=SamplingParams(**params), **(ask or {}))
+        )
+
+    def step(self) -> list[RequestOutput]:
+        """One step; outputs are added up, and their offsets checked: gapless and unique."""
+        outputs, _ = self.core.step()
+        for output in outputs:
+            tokens = self.tokens.setdefault(output.request_id, [])
+            assert output.offset == len(tokens), f"{output.request_id}: offset {output.offset}, expected {len(tokens)}"
+            tokens.extend(output.token_ids)
+            self.texts[output.request_id] = self.texts.get(output.request_id, "") + output.text
+            if output.finish_reason is not None:
+                assert output.request_id not in self.last, f"{output.request_id} ends twice"
+                self.last[output.request_id] = output
+        return outputs
+
+    def run(self, most: int = 10_000) -> None:
+        """Steps until nothing is left."""
+        for _ in range(most):
+            if not self.core.has_work():
+                return
+            self.step()
+        raise AssertionError(f"work is left after {most} steps")
+
+    def answer(self, prompt: str | Sequence[int] = "hi", **params: Any) -> tuple[str, RequestOutput]:
+        """The whole text of one request, and its last output."""
+        request_id = f"r{len(self.last)}"
+        self.add(request_id, prompt, **params)
+        self.run()
+        return self.texts[request_id], self.last[request_id]
+
+
+class FakeOptions(Options):
+    """How the fake runner behaves."""
+
+    step_seconds: Annotated[float, Field(ge=0, description="How long each step takes.")] = 0.0
+    fail: Annotated[str, Field(description="Name of the method that raises.")] = ""
+
+
+class FakeRunner(ModelRunner[FakeOptions]):
+    """``text_token`` as a whole runner. A prompt with ``fault`` fails alone, one with ``crash`` fails the step."""
+
+    def __init__(self, context: RunnerContext[FakeOptions]) -> None:
+        super().__init__(context)
+        self.table = RequestTable()
+        self._check("__init__")
+
+    def _check(self, method: str) -> None:
+        if self.context.options.fail == method:
+            raise ValueError(f"asked to fail in {method}")
+
+    def load_model(self) -> None:
+        self._check("load_model")
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        group = KVCacheGroup(layers=(0,), block_size=self.context.block_size, bytes_per_block=1024)
+        return KVCacheSpec(groups=(group,))
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        self._check("initialize_kv_cache")
+
+    def warm_up(self) -> None:
+        self._check("warm_up")
+
+    def in_force(self) -> dict[str, str]:
+        return {"attention": "none at all"}
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        rows = self.table.begin_step(scheduler_output)
+        time.sleep(self.context.options.step_seconds)
+        prompts = {one.row.request_id: bytes(t for t in one.row.token_ids if t < BOS) for one in rows}
+        if any(b"crash" in prompt for prompt in prompts.values()):
+            raise ValueError("asked to crash")
+        faults = {request_id: "logits are NaN" for request_id, prompt in prompts.items() if b"fault" in prompt}
+        drawn = {one.row.request_id: draw_text(one) for one in rows if one.samples}
+        return self.table.finish_step({k: v for k, v in drawn.items() if k not in faults}, faults)
+
+
+@hookimpl
+def enginebay_register_runners() -> list[RunnerPlugin[FakeOptions]]:
+    """The fake runner."""
+    return [
+        RunnerPlugin(
+            name="fake",
+            options=FakeOptions,
+            factory=FakeRunner,
+            capabilities=RunnerCapabilities(features=frozenset({"seed"})),
+            device=lambda kind: HostDevice(),
+            supports=lambda model: None if model.model_type == "fake" else "it only runs fake models",
+        )
+    ]
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def fake_model_folder(folder: Path, *, chat: bool = True, max_model_len: int = 512) -> Path:
+    """A model folder for the fake runner: a byte tokenizer, a chat template, one tensor."""
+    import numpy as np
+    from safetensors.numpy import save_file
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from enginebay.text._detokenizer import _BYTE_OF
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE(vocab=dict(_BYTE_OF), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["FakeForCausalLM"],
+        "model_type": "fake",
+        "vocab_size": VOCAB,
+        "max_position_embeddings": max_model_len,
+        "eos_token_id": EOS,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    if chat:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    save_file({"weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def fake_site(folder: Path) -> Path:
+    """A folder that, on ``sys.path``, makes the fake runner an installed plugin; for other processes."""
+    info = folder / "fake_runner-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-runner\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[enginebay.runners]\nfake = support.fake_engine\n")
+    return folder
+
+
+def fake_config(model: Path, **options: Any) -> dict[str, Any]:
+    """The config of a whole engine over the fake runner."""
+    return {
+        "model": {"path": str(model)},
+        "runner": {"use": "fake", "options": options},
+        "cache": {"num_blocks": 256},
+    }
