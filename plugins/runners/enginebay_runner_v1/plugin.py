@@ -1,0 +1,33 @@
+"""The light half of runner ``v1``: its descriptor and hook. Neither torch nor transformers is imported here."""
+
+from __future__ import annotations
+
+from enginebay.hookspecs import hookimpl
+from enginebay.interfaces import ModelRunner, NoOptions, RunnerCapabilities, RunnerContext, RunnerPlugin
+from enginebay_runner_v1.families import supports
+
+__all__ = ["enginebay_register_runners"]
+
+
+def _make(context: RunnerContext[NoOptions]) -> ModelRunner[NoOptions]:
+    from enginebay_runner_v1.runner import RunnerV1
+
+    return RunnerV1(context)
+
+
+@hookimpl
+def enginebay_register_runners() -> list[RunnerPlugin[NoOptions]]:
+    """Register ``v1``."""
+    return [
+        RunnerPlugin(
+            name="v1",
+            summary="Eager: transformers' own modules with paged attention through its attention interface.",
+            factory=_make,
+            capabilities=RunnerCapabilities(
+                devices=("cpu", "cuda"), features=frozenset({"top_k", "top_p", "seed"}), attention="paged_sdpa"
+            ),
+            requires_modules={"torch": "torch", "transformers": "transformers"},
+            supports=supports,
+            preference=10,
+        )
+    ]

@@ -1,0 +1,107 @@
+"""The engine's fp32 greedy tokens with SmolLM2 are transformers' own: all at once, in chunks, preempted, from a warm
+prefix cache, and one by one. 16 prompts in the suite, all 64 with ``-m soak``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.text import Tokenizer
+from support.parity import Reference, Verdict, cut_prompts, shipped_text
+
+MAX_TOKENS = 64
+PARAMS = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+SHORT, WHOLE = 16, 64
+PREEMPTIONS = {SHORT: 10, WHOLE: 20}
+"""How many the tiny cache must cause, by the number of prompts."""
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+@pytest.fixture(scope="module", params=[SHORT, pytest.param(WHOLE, marks=pytest.mark.soak)], ids="{}-prompts".format)
+def prompts(request: pytest.FixtureRequest, smollm2: Path) -> list[list[int]]:
+    return cut_prompts(Tokenizer.from_folder(smollm2).encode(shipped_text()), request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: Path) -> Reference:
+    return Reference(smollm2)
+
+
+def engine(folder: Path, *sets: str) -> LLM:
+    return LLM(sets=[f"model.path={folder}", "model.dtype=float32", *sets])
+
+
+@pytest.fixture(scope="module")
+def roomy(smollm2: Path) -> Iterator[LLM]:
+    """An engine with room for all prompts at once."""
+    with engine(smollm2, "cache.num_blocks=3072") as llm:
+        yield llm
+
+
+def answers(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    completions = llm.generate(prompts, PARAMS)
+    assert [len(completion.token_ids) for completion in completions] == [MAX_TOKENS] * len(prompts)
+    return [list(completion.token_ids) for completion in completions]
+
+
+def spread(prompts: list[list[int]], count: int) -> list[list[int]]:
+    """``count`` of the prompts, the shortest and the longest among them."""
+    return [prompts[index * (len(prompts) - 1) // (count - 1)] for index in range(count)]
+
+
+def test_all_at_once_and_again_from_the_warm_prefix_cache(
+    roomy: LLM, reference: Reference, prompts: list[list[int]]
+) -> None:
+    cold = answers(roomy, prompts)
+    reference.compare(prompts, cold).check()
+    hits = roomy.stats().scheduler.prefix_hits
+    warm = roomy.generate(prompts, PARAMS)
+    reference.compare(prompts, [completion.token_ids for completion in warm]).check()
+    assert roomy.stats().scheduler.prefix_hits > hits
+    whole_blocks = [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
+    assert [completion.usage.cached_tokens for completion in warm] == whole_blocks
+
+
+def test_in_chunks(smollm2: Path, reference: Reference, prompts: list[list[int]]) -> None:
+    with engine(smollm2, "cache.num_blocks=3072", "scheduler.max_num_batched_tokens=64") as llm:
+        reference.compare(prompts, answers(llm, prompts)).check()
+
+
+def test_with_a_cache_so_small_that_requests_are_preempted(
+    smollm2: Path, reference: Reference, prompts: list[list[int]]
+) -> None:
+    """48 blocks hold one long request with little to spare, and with chunks of 64 tokens others begin beside it."""
+    with engine(smollm2, "cache.num_blocks=48", "scheduler.max_num_batched_tokens=64") as llm:
+        completions = llm.generate(prompts, PARAMS)
+        counted = llm.stats().scheduler
+    preemptions = sum(completion.usage.preemptions for completion in completions)
+    print(f"{preemptions} preemptions")
+    assert preemptions >= PREEMPTIONS[len(prompts)]
+    assert counted.preemptions == preemptions
+    assert counted.num_free_blocks == counted.num_blocks
+    reference.compare(prompts, [completion.token_ids for completion in completions]).check()
+
+
+def test_one_by_one_and_against_generate_itself(roomy: LLM, reference: Reference, prompts: list[list[int]]) -> None:
+    """6 of the prompts, or all 64 in the soak."""
+    chosen = prompts if len(prompts) == WHOLE else spread(prompts, 6)
+    alone = [answers(roomy, [prompt])[0] for prompt in chosen]
+    verdict = reference.compare(chosen, alone)
+    verdict.check()
+    literal = [reference.generate(prompt, MAX_TOKENS) for prompt in chosen]
+    unequal = [index for index, (ours, theirs) in enumerate(zip(alone, literal, strict=True)) if ours != theirs]
+    assert len(unequal) <= len(verdict.near_ties), f"prompts {unequal} differ from generate without a near tie"
+
+
+def test_the_comparison_can_fail(reference: Reference, prompts: list[list[int]]) -> None:
+    prompt = prompts[1]
+    right = reference.generate(prompt, 8)
+    assert reference.compare([prompt], [right]).faults == []
+    wrong = [*right[:5], right[5] + 1, *right[6:]]
+    verdict: Verdict = reference.compare([prompt], [wrong])
+    with pytest.raises(AssertionError, match=f"output 5: {right[5] + 1} instead of {right[5]}"):
+        verdict.check()

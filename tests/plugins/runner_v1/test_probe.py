@@ -1,0 +1,94 @@
+"""The probe looks at what reaches attention, and refuses what the paged function would not compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from enginebay.errors import ModelError
+from enginebay.worker.loader import load_causal_lm
+from enginebay_runner_v1.attention import ATTENTION, register
+from enginebay_runner_v1.probe import LayerShape, probe
+
+
+@pytest.fixture
+def load(tiny: Callable[[str], Path]) -> Callable[[str, str], Any]:
+    def load_one(family: str, architecture: str) -> Any:
+        register()
+        return load_causal_lm(
+            tiny(family), architecture=architecture, dtype="float32", device="cpu", attention=ATTENTION
+        )
+
+    return load_one
+
+
+def test_it_sees_heads_widths_and_windows(load: Callable[[str, str], Any]) -> None:
+    full, windowed = LayerShape(6, 2, 8, None), LayerShape(6, 2, 8, 9)
+    assert probe(load("qwen2-mixed-window", "Qwen2ForCausalLM")) == (full, windowed, windowed)
+    assert probe(load("qwen3", "Qwen3ForCausalLM")) == (LayerShape(6, 2, 16, None),) * 3
+
+
+def test_it_leaves_nothing_on_the_modules(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    probe(model)
+    assert not any("eb" in vars(module) for module in model.modules())
+
+
+def test_a_layer_that_does_not_call_attention(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(ModelError, match=r"called by layers \[0, 2\], instead of once by each of 3 in order"):
+        probe(model)
+
+
+def test_a_layer_that_calls_attention_twice(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    attention = model.model.layers[1].self_attn
+    once = attention.forward
+
+    def twice(**keywords: Any) -> Any:
+        once(**keywords)
+        return once(**keywords)
+
+    attention.forward = twice
+    with pytest.raises(ModelError, match=r"called by layers \[0, 1, 1, 2\]"):
+        probe(model)
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias", "something_new"])
+def test_an_option_that_it_does_not_know(load: Callable[[str, str], Any], option: str) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    attention = model.model.layers[2].self_attn
+    original = attention.forward
+    attention.forward = lambda **keywords: original(**keywords, **{option: torch.ones(1)})
+    with pytest.raises(ModelError, match=f"^layer 2: attention is given {option}, unknown to runner v1$"):
+        probe(model)
+
+
+def test_a_mask_of_the_models_own(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    attention = model.model.layers[0].self_attn
+    original = attention.forward
+    attention.forward = lambda **keywords: original(**{**keywords, "attention_mask": torch.zeros(1, 1, 3, 3)})
+    with pytest.raises(ModelError, match=r"^layer 0: transformers builds a mask, which paged attention ignores$"):
+        probe(model)
+
+
+def test_attention_modules_that_are_not_one_per_layer(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    model.model.layers[1].self_attn.layer_idx = 0
+    with pytest.raises(ModelError, match=r"^LlamaForCausalLM has 3 attention modules for 3 layers: not one in each$"):
+        probe(model)
+
+
+def test_layers_of_unlike_shape(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    attention = model.model.layers[1].self_attn
+    for part, size in ((attention.k_proj, 48), (attention.v_proj, 48)):
+        part.weight = torch.nn.Parameter(torch.randn(size, 48), requires_grad=False)
+    with pytest.raises(ModelError, match=r"^layer 1 caches \(6, 8\) \(KV heads, width\), layer 0 \(2, 8\); "):
+        probe(model)
