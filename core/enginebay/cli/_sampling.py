@@ -1,0 +1,89 @@
+"""The sampling options that ``generate`` and ``chat`` share, and the engine that both start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from enginebay.errors import ConfigError
+from enginebay.messages import SamplingParams
+
+if TYPE_CHECKING:
+    from enginebay.engine import LLM
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def sampling_options(function: F) -> F:
+    """Add the options of ``sampling_params``."""
+    options = [
+        click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens of an answer."),
+        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+        click.option("--top-k", type=int, default=0, help="Draw from the K likeliest tokens; 0: all."),
+        click.option("--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this mass; 1: all."),
+        click.option("--seed", type=int, help="Make the draws repeatable."),
+        click.option("--stop", multiple=True, help="End the answer before this text. Repeatable."),
+        click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end, up to --max-tokens."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def sampling_params(
+    *,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    stop: Sequence[str],
+    ignore_eos: bool,
+) -> SamplingParams:
+    """The parameters that the options say; the engine checks them."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop),
+        ignore_eos=ignore_eos,
+    )
+
+
+@contextlib.contextmanager
+def engine(config: Path | None, sets: Sequence[str], trace: Path | None = None) -> Iterator[LLM]:
+    """A running engine, closed at the end; while it loads, a terminal shows so on stderr."""
+    from enginebay.engine import LLM
+
+    if trace is not None:
+        sets = (*sets, f"telemetry.file={json.dumps(str(_fresh(trace)))}")
+    with contextlib.ExitStack() as stack:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            with Console(stderr=True).status("loading the model"):
+                llm = stack.enter_context(LLM(config, sets=sets))
+        else:
+            llm = stack.enter_context(LLM(config, sets=sets))
+        yield llm
+
+
+def _fresh(trace: Path) -> Path:
+    """The trace file's absolute path; an older trace there is removed, anything else is refused."""
+    path = trace.absolute()
+    if path.exists():
+        if not path.is_file():
+            raise ConfigError(f"--trace {trace}: there is something that is no file; name a file to write")
+        try:
+            path.unlink()
+        except OSError as error:
+            raise ConfigError(f"--trace {trace}: the old file cannot be removed: {error.strerror}") from error
+    return path

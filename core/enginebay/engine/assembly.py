@@ -1,0 +1,213 @@
+"""From a plan to a running core: executor, workers, KV cache, scheduler, core; each undone after a failure half-way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opentelemetry import trace
+
+from enginebay import tracing
+from enginebay.engine.admission import AdmissionLimits
+from enginebay.engine.bringup import BringUp, LoadedWorkers
+from enginebay.engine.budget import BlockBudget, block_budget, longest_request
+from enginebay.engine.commit import Detokenizer
+from enginebay.engine.core import EngineCore
+from enginebay.engine.parts import CoreParts
+from enginebay.engine.plan import Plan
+from enginebay.engine.replies import Generation
+from enginebay.interfaces import Executor, ExecutorContext
+from enginebay.kvcache import KVCacheManager
+from enginebay.plugins import PluginHost
+from enginebay.runtime import Runtime
+from enginebay.scheduling import check_fits, make_scheduler
+from enginebay.text import IncrementalDetokenizer, Tokenizer
+from enginebay.transport import encode, unwrap
+
+__all__ = ["StartMarks", "start"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartMarks:
+    """When what came before the assembly happened, as (start, end) in nanoseconds of wall time, for the start trace."""
+
+    config: tuple[int, int]
+    plugins: tuple[int, int]
+
+
+def start(
+    plan: Plan,
+    runtime: Runtime,
+    host: PluginHost,
+    *,
+    tokenizer: Tokenizer | None = None,
+    marks: StartMarks | None = None,
+) -> EngineCore:
+    """Start the engine that ``plan`` describes; returns when its workers are warm.
+
+    ``tokenizer`` is the model's (None: read from its folder). Raises what the plan's parts raise: ``StartFailed``
+    (exit code 3) with rank and phase, or a ``ConfigError`` (2) that only the workers could find; whatever was
+    started has then been stopped.
+    """
+    attributes = _attributes(plan)
+    with tracing.span(tracing.ENGINE_START, attributes, start_ns=None if marks is None else marks.config[0]) as span:
+        if marks is not None:
+            _past(span, tracing.CONFIG_RESOLVE, marks.config)
+            _past(span, tracing.PLUGIN_DISCOVERY, marks.plugins)
+        tokenizer = tokenizer or Tokenizer.from_folder(plan.config.model.tokenizer or Path(plan.model.path))
+        generation = Generation()
+        context = _executor_context(plan, runtime, generation)
+        executor: Executor[Any] | None = None
+        try:
+            made = plan.executor.plugin.factory(context)
+            executor = made
+            executor = host.hooks.wrap_executor(made, context)
+            with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
+                bring_up = BringUp(
+                    plan, executor, runtime, generation=generation.current, traceparent=tracing.traceparent(launch)
+                )
+                workers, budget, longest, in_force = _bring_up(plan, bring_up, host)
+            core = _core(plan, runtime, host, executor, generation, tokenizer, budget, longest, in_force)
+            span.set_attributes({tracing.KV_BLOCKS: budget.num_blocks, **_kernel(workers)})
+        except BaseException:
+            if executor is not None:
+                executor.stop(runtime.clock.now() + plan.config.deadlines.stop)
+            raise
+    host.hooks.engine_started(core.in_force)
+    return core
+
+
+def _bring_up(
+    plan: Plan, bring_up: BringUp, host: PluginHost
+) -> tuple[LoadedWorkers, BlockBudget, int, dict[str, str]]:
+    bring_up.launch()
+    workers = bring_up.load()
+    for ready in workers.devices:
+        host.hooks.worker_started(ready.worker)
+        host.hooks.memory_snapshot(ready.worker.rank, ready.snapshot)
+    budget = block_budget(
+        plan.config.cache,
+        [model.kv_cache_spec for model in workers.models],
+        workers.memory,
+        reserved_blocks=plan.constraints.reserved_blocks,
+        max_num_seqs=plan.limits.max_num_seqs,
+        max_model_len=plan.max_model_len,
+    )
+    explicit = plan.config.model.max_model_len is not None
+    longest, note = longest_request(
+        budget, block_size=plan.block_size, max_model_len=plan.max_model_len, explicit=explicit
+    )
+    in_force = {item.name: item.value for item in plan.in_force}
+    in_force |= {"device": ", ".join(dict.fromkeys(ready.worker.device for ready in workers.devices))}
+    in_force |= dict(workers.models[plan.world.output_rank].in_force)
+    in_force |= {"kv_blocks": f"{budget.num_blocks} ({budget.why})"}
+    if note is not None:
+        in_force["longest request"] = note
+    bring_up.allocate(budget.num_blocks)
+    bring_up.warm_up()
+    return workers, budget, longest, in_force
+
+
+def _executor_context(plan: Plan, runtime: Runtime, generation: Generation) -> ExecutorContext[Any]:
+    return ExecutorContext(
+        options=plan.executor.options,
+        runtime=runtime,
+        encode=encode,
+        unwrap=unwrap,
+        next_call_id=generation.next_call_id,
+        generation=lambda: generation.current,
+        call_timeout=plan.config.deadlines.call,
+    )
+
+
+def _core(
+    plan: Plan,
+    runtime: Runtime,
+    host: PluginHost,
+    executor: Executor[Any],
+    generation: Generation,
+    tokenizer: Tokenizer,
+    budget: BlockBudget,
+    longest: int,
+    in_force: dict[str, str],
+) -> EngineCore:
+    kv_cache = KVCacheManager(
+        num_blocks=budget.num_blocks,
+        block_size=plan.block_size,
+        prefix_caching=plan.prefix_caching,
+        reserved_blocks=budget.reserved_blocks,
+    )
+    limits = dataclasses.replace(plan.limits, max_model_len=longest)
+    scheduler = make_scheduler(
+        plan.scheduler.plugin,
+        plan.scheduler.options,
+        limits=limits,
+        constraints=plan.constraints,
+        kv_cache=kv_cache,
+        now=runtime.clock.now,
+    )
+    blocks = kv_cache.view()
+
+    def fits(num_prompt_tokens: int, max_tokens: int) -> None:
+        check_fits(num_prompt_tokens, max_tokens, limits, blocks, plan.constraints)
+
+    def detokenizer(skip_special_tokens: bool) -> Detokenizer:
+        return IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+
+    return EngineCore(
+        CoreParts(
+            executor=executor,
+            scheduler=scheduler,
+            runtime=runtime,
+            hooks=host.hooks,
+            limits=_admission(plan, fits),
+            detokenizer=detokenizer,
+            model=plan.model.name,
+            scheduler_name=plan.scheduler.name_and_version,
+            runner_name=plan.runner.name_and_version,
+            eos_token_ids=frozenset(plan.model.eos_token_ids),
+            max_model_len=longest,
+            generation=generation,
+            in_force=in_force,
+            output_rank=plan.world.output_rank,
+            call_timeout=plan.config.deadlines.call,
+            stop_timeout=plan.config.deadlines.stop,
+            request_timeout=plan.config.deadlines.request,
+            step_every=plan.config.telemetry.step_every,
+        )
+    )
+
+
+def _admission(plan: Plan, fits: Callable[[int, int], None]) -> AdmissionLimits:
+    return AdmissionLimits(
+        vocab_size=plan.model.vocab_size,
+        runner=plan.runner.name_and_version,
+        features=plan.runner.plugin.capabilities.features,
+        check_fits=fits,
+    )
+
+
+def _attributes(plan: Plan) -> dict[str, str | int]:
+    in_force = {item.name: item.value for item in plan.in_force}
+    return {
+        tracing.EXECUTOR: f"{plan.executor.plugin.name} ({plan.executor.origin})",
+        tracing.RUNNER: f"{plan.runner.plugin.name} ({plan.runner.origin})",
+        tracing.SCHEDULER: f"{plan.scheduler.plugin.name} ({plan.scheduler.origin})",
+        tracing.OVERLAP: in_force.get("overlap", "off"),
+        tracing.GRAPH: in_force.get("execution", "eager"),
+        tracing.WORLD_SIZE: len(plan.world.ranks),
+        tracing.MODEL: plan.model.name,
+    }
+
+
+def _kernel(workers: LoadedWorkers) -> dict[str, str]:
+    attention = workers.models[0].in_force.get("attention")
+    return {} if attention is None else {tracing.ATTENTION: attention}
+
+
+def _past(parent: trace.Span, name: str, marks: tuple[int, int]) -> None:
+    child = tracing.tracer().start_span(name, context=trace.set_span_in_context(parent), start_time=marks[0])
+    child.end(marks[1])

@@ -1,0 +1,195 @@
+"""``AsyncLLM``: an engine for programs with an event loop; any number of tasks may ask it at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from enginebay.engine.front import ConfigLike, Front, Message, Prompt, Request
+from enginebay.engine.parts import EngineStats
+from enginebay.engine.sinks import PendingDelta
+from enginebay.errors import EnginebayError, EngineDead
+from enginebay.messages import RequestOutput, SamplingParams
+from enginebay.plugins import PluginHost
+from enginebay.runtime import Runtime
+
+__all__ = ["AsyncLLM", "AsyncStream"]
+
+
+class AsyncLLM:
+    """An engine in this process, stepped in a thread of its own.
+
+    ::
+
+        async with AsyncLLM("engine.toml") as llm:
+            async for output in llm.generate("The capital of France is"):
+                print(output.text, end="")
+
+    Entering starts the engine and raises ``ConfigError`` or ``StartFailed`` when it cannot be.
+    """
+
+    def __init__(
+        self,
+        config: ConfigLike = None,
+        *,
+        sets: Sequence[str] = (),
+        runtime: Runtime | None = None,
+        host: PluginHost | None = None,
+    ) -> None:
+        """Assigns; nothing is started. ``sets`` are ``section.key=value``. ``runtime`` and ``host`` are for tests."""
+        self._open: Callable[[], Front] = lambda: Front.open(config, sets, runtime=runtime, host=host)
+        self._front: Front | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the engine, off the event loop. A cancellation waits for the start to end, and undoes it."""
+        starting = asyncio.get_running_loop().run_in_executor(None, self._open)
+        try:
+            self._front = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            front = (await asyncio.gather(starting, return_exceptions=True))[0]
+            if isinstance(front, Front):
+                await asyncio.to_thread(front.close)
+            raise
+
+    async def close(self) -> None:
+        """Stop the engine and give everything back. Bounded by ``[deadlines] stop``; idempotent."""
+        front, self._front = self._front, None
+        if front is not None:
+            await asyncio.to_thread(front.close)
+
+    @property
+    def in_force(self) -> dict[str, str]:
+        """What was really chosen, as ``enginebay check`` prints it, with what only the workers knew."""
+        return dict(self._live().in_force)
+
+    async def stats(self) -> EngineStats:
+        """How the engine stands now."""
+        return await asyncio.to_thread(self._live().client.stats)
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **rest: Any) -> AsyncStream:
+        """Complete a prompt, delta by delta. ``rest``: ``request_id``, ``priority``, ``tenant``, ``timeout`` …
+
+        The request is checked and sent when the iteration begins: ``InvalidRequest`` is raised there. Leaving the
+        loop early, dropping the stream, or cancelling the task aborts the request.
+        """
+        front = self._live()
+        return AsyncStream(front, lambda: front.request(prompt, params, **rest))
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None, **rest: Any) -> AsyncStream:
+        """Answer a conversation by the model's chat template; the rest as in ``generate``."""
+        front = self._live()
+        return AsyncStream(front, lambda: front.chat_request(messages, params, **rest))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its last output has the finish reason "abort". Raises ``UnknownRequest``."""
+        self._live().client.abort(request_id)
+
+    def _live(self) -> Front:
+        if self._front is None:
+            raise EngineDead("the engine is not running: use 'async with AsyncLLM(…)', or await start()")
+        return self._front
+
+
+class AsyncStream(AsyncIterator[RequestOutput]):
+    """The deltas of one request. A slow reader gets fewer and longer ones: at most one is pending, with no gap."""
+
+    def __init__(self, front: Front, make: Callable[[], Request]) -> None:
+        self._client = front.client
+        self._make = make
+        self._request: Request | None = None
+        self._sink: _AsyncSink | None = None
+        self._ended = False
+
+    @property
+    def request_id(self) -> str | None:
+        """The request's id, once the iteration has begun."""
+        return None if self._request is None else self._request.ask.request_id
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            sink = self._sink or await self._begin()
+            output = await sink.next()
+        except BaseException:
+            self._abort()
+            raise
+        self._ended = output.finish_reason is not None
+        return output
+
+    def __del__(self) -> None:
+        if "_ended" in self.__dict__:
+            self._abort()
+
+    async def aclose(self) -> None:
+        """Abort the request, if it has not ended."""
+        self._abort()
+
+    async def _begin(self) -> _AsyncSink:
+        request = self._request = await asyncio.to_thread(self._make)  # tokenizing a long text takes a while
+        sink = self._sink = _AsyncSink(asyncio.get_running_loop())
+        self._client.add_request(request.ask, sink, operation=request.operation, validated=True)
+        return sink
+
+    def _abort(self) -> None:
+        if not self._ended:
+            self._ended = True
+            if self._sink is not None and self._request is not None:
+                self._client.abort_quietly(self._request.ask.request_id)
+
+
+class _AsyncSink:
+    """Carries outputs from the engine's thread to the event loop: one wake-up per delta that is taken."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._arrived = asyncio.Event()
+        self._pending = PendingDelta()
+        self._error: EnginebayError | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        """Called by the engine's thread."""
+        self._call(self._add, output)
+
+    def fail(self, error: EnginebayError) -> None:
+        """Called by the engine's thread."""
+        self._call(self._set_error, error)
+
+    async def next(self) -> RequestOutput:
+        """The merged delta, once there is one; raises the engine's end after everything that came before it."""
+        await self._arrived.wait()
+        if not self._pending:
+            assert self._error is not None
+            raise self._error
+        output = self._pending.take()
+        if self._error is None:
+            self._arrived.clear()
+        return output
+
+    def _call(self, method: Callable[[Any], None], argument: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(method, argument)
+        except RuntimeError:
+            return  # the event loop is closed: nobody waits any more
+
+    def _add(self, output: RequestOutput) -> None:
+        self._pending.add(output)
+        self._arrived.set()
+
+    def _set_error(self, error: EnginebayError) -> None:
+        self._error = error
+        self._arrived.set()

@@ -1,0 +1,171 @@
+"""What of a runner's output comes to exist: trimming at eos, stop tokens, stop strings and lengths. Pure.
+
+A row's text state is a function of its committed tokens alone (feed them again and it is the same), so nothing of it
+is kept in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from enginebay.messages import FinishReason, SamplingParams
+
+__all__ = ["Detokenizer", "DetokenizerFactory", "StopStrings", "TextState", "Trimmed", "no_text", "trim"]
+
+
+class Detokenizer(Protocol):
+    """Text of tokens as they come, never half a character; ``enginebay.text.IncrementalDetokenizer`` is one."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens made final."""
+
+    def finish(self) -> str:
+        """What was held back until now."""
+
+
+DetokenizerFactory = Callable[[bool], Detokenizer]
+"""Makes a detokenizer; the argument is ``skip_special_tokens``."""
+
+
+class _NoText:
+    def push(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def no_text(skip_special_tokens: bool) -> Detokenizer:
+    """A detokenizer for a model that has no tokenizer: its text is always empty."""
+    return _NoText()
+
+
+class StopStrings:
+    """Finds the first stop string in text that comes in pieces, in time linear in the text.
+
+    One Knuth-Morris-Pratt automaton per stop string, so the answer does not depend on where the pieces are cut: the
+    match that ends first wins, and of those that end at one character the longest, that is the one that cuts most.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._tables = [_failure_table(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that can be shown now, and the stop string that ended it, if one did."""
+        if not self._stops:
+            return text, None
+        buffer = self._held + text
+        for position in range(len(self._held), len(buffer)):
+            found = self._step(buffer[position])
+            if found is not None:
+                self._held = ""
+                return buffer[: position + 1 - len(found)], found
+        keep = max(self._matched)
+        self._held = buffer[len(buffer) - keep :] if keep else ""
+        return buffer[: len(buffer) - keep], None
+
+    def finish(self) -> str:
+        """The text that was held back because a stop string could have begun there."""
+        held, self._held = self._held, ""
+        return held
+
+    def _step(self, character: str) -> str | None:
+        found: str | None = None
+        for index, stop in enumerate(self._stops):
+            matched, table = self._matched[index], self._tables[index]
+            while matched and stop[matched] != character:
+                matched = table[matched - 1]
+            if stop[matched] == character:
+                matched += 1
+            self._matched[index] = matched
+            if matched == len(stop):
+                found = stop if found is None or len(stop) > len(found) else found
+                self._matched[index] = table[matched - 1]
+        return found
+
+
+def _failure_table(pattern: str) -> list[int]:
+    """For each prefix of the pattern, the length of its longest proper prefix that is also its suffix."""
+    table = [0] * len(pattern)
+    length = 0
+    for index in range(1, len(pattern)):
+        while length and pattern[length] != pattern[index]:
+            length = table[length - 1]
+        if pattern[length] == pattern[index]:
+            length += 1
+        table[index] = length
+    return table
+
+
+class TextState:
+    """A row's way from tokens to text that clients may see."""
+
+    def __init__(self, params: SamplingParams, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(params.stop)
+
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        """The text that this token made final, and the stop string that it completed, if it did."""
+        return self._stops.push(self._detokenizer.push((token_id,)))
+
+    def finish(self) -> tuple[str, str | None]:
+        """All that was held back, at the row's end; it too may complete a stop string."""
+        text, stop = self._stops.push(self._detokenizer.finish())
+        return (text, stop) if stop is not None else (text + self._stops.finish(), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trimmed:
+    """What a row gets of the tokens that were drawn for it. ``stop_reason``: the stop token or string; None for eos."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+def trim(
+    drawn: Sequence[int],
+    *,
+    params: SamplingParams,
+    text: TextState,
+    num_prompt_tokens: int,
+    num_output_tokens: int,
+    eos_token_ids: frozenset[int],
+    max_model_len: int,
+) -> Trimmed:
+    """Take drawn tokens until one ends the request; the rest never existed.
+
+    Per token, in this order: eos (unless ignored) and stop tokens, which stay out of the text; a stop string; the
+    length caps. The first that holds decides.
+    """
+    taken: list[int] = []
+    pieces: list[str] = []
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    for token_id in drawn:
+        taken.append(token_id)
+        if token_id in eos_token_ids and not params.ignore_eos:
+            finish = FinishReason.STOP
+        elif token_id in params.stop_token_ids:
+            finish, stop_reason = FinishReason.STOP, token_id
+        else:
+            piece, stop = text.push(token_id)
+            pieces.append(piece)
+            count = num_output_tokens + len(taken)
+            if stop is not None:
+                return Trimmed(token_ids=tuple(taken), text="".join(pieces), finish=FinishReason.STOP, stop_reason=stop)
+            if count >= params.max_tokens or num_prompt_tokens + count >= max_model_len:
+                finish = FinishReason.LENGTH
+        if finish is not None:
+            tail, stop = text.finish()
+            pieces.append(tail)
+            if stop is not None:
+                finish, stop_reason = FinishReason.STOP, stop
+            break
+    return Trimmed(token_ids=tuple(taken), text="".join(pieces), finish=finish, stop_reason=stop_reason)

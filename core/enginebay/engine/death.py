@@ -1,0 +1,40 @@
+"""The engine's one root cause, kept as words: every client gets an error of its own, and none shares a traceback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung, WorkerLost
+
+__all__ = ["Death"]
+
+_WITH_OWN_EXIT = (WorkerLost, WorkerHung)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """Why the engine stopped, and as which class clients are told."""
+
+    kind: type[EnginebayError]
+    message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Death:
+        """The death that ``error`` is the cause of; classes with an exit code of their own keep it."""
+        for own in _WITH_OWN_EXIT:
+            if isinstance(error, own):
+                return cls(kind=own, message=f"the engine stopped: {error}")
+        if isinstance(error, EngineDead):
+            kind: type[EnginebayError] = PolicyFailed if isinstance(error, PolicyFailed) else EngineDead
+            return cls(kind=kind, message=str(error))
+        what = str(error) if isinstance(error, EnginebayError) else f"{type(error).__name__}: {error}"
+        return cls(kind=EngineDead, message=f"the engine stopped: {what}")
+
+    @classmethod
+    def closed(cls) -> Death:
+        """The end that the user asked for."""
+        return cls(kind=EngineDead, message="the engine is closed; make a new one")
+
+    def error(self) -> EnginebayError:
+        """A fresh exception: it carries no traceback, cause or context of another one."""
+        return self.kind(self.message)

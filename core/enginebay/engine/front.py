@@ -1,0 +1,232 @@
+"""What both front ends share: an engine that is started and closed, and prompts made into requests."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from enginebay import tracing
+from enginebay.config import EngineConfig, Resolved, load
+from enginebay.engine.admission import Ask
+from enginebay.engine.assembly import StartMarks, start
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.plan import Plan, plan
+from enginebay.engine.spans import CHAT, TEXT_COMPLETION
+from enginebay.errors import InvalidRequest
+from enginebay.messages import FinishReason, RequestOutput, SamplingParams, Usage
+from enginebay.plugins import PluginHost
+from enginebay.runtime import Runtime, system_runtime
+from enginebay.telemetry import Telemetry, setup
+from enginebay.text import ChatTemplate, Tokenizer, encode_chat, encode_prompt
+
+__all__ = [
+    "Completion",
+    "ConfigLike",
+    "Front",
+    "Message",
+    "Prompt",
+    "Request",
+    "completion",
+    "each_request",
+    "resolve_config",
+]
+
+ConfigLike = str | Path | EngineConfig | Mapping[str, Any] | None
+"""A path of an ``engine.toml``, a config, its tables as a mapping, or None for the defaults."""
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+Message = Mapping[str, str]
+"""``{"role": …, "content": …}``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One answer. ``prompt`` is the text that was given, or None for token ids; ``error`` is set when it failed."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A checked request with the text that it came from."""
+
+    ask: Ask
+    prompt: str | None
+    operation: str
+
+
+def resolve_config(config: ConfigLike, sets: Sequence[str]) -> Resolved:
+    """The config in all its forms, validated. Raises ``ConfigError``.
+
+    An ``EngineConfig`` is taken as it is; the environment applies to the other forms, as on the command line.
+    """
+    if isinstance(config, EngineConfig):
+        if not sets:
+            return Resolved(config=config)
+        return load(config.model_dump(mode="json", exclude_unset=True), sets=sets, environ={})
+    return load(Path(config) if isinstance(config, str) else config, sets=sets)
+
+
+class Front:
+    """A running engine with its tokenizer. ``close`` gives everything back; it is bounded and idempotent."""
+
+    def __init__(self, client: InProcessClient, plan: Plan, runtime: Runtime, tokenizer: Tokenizer) -> None:
+        self.client = client
+        self.plan = plan
+        self.tokenizer = tokenizer
+        self.in_force: dict[str, str] = {}
+        self._ids = runtime.entropy.stream("request_ids")
+        self._undo = contextlib.ExitStack()
+
+    @classmethod
+    def open(
+        cls,
+        config: ConfigLike,
+        sets: Sequence[str] = (),
+        *,
+        runtime: Runtime | None = None,
+        host: PluginHost | None = None,
+    ) -> Front:
+        """Start an engine and its loop. What was started is stopped again when something fails on the way."""
+        runtime, host = runtime or system_runtime(), host or PluginHost()
+        clock = runtime.clock
+        with contextlib.ExitStack() as undo:
+            begun = clock.wall_ns()
+            resolved = resolve_config(config, sets)
+            telemetry: Telemetry = setup(resolved.config.telemetry, role="engine")
+            undo.callback(telemetry.shutdown)
+            configured = clock.wall_ns()
+            made = plan(resolved, host)
+            planned = clock.wall_ns()
+            tokenizer = Tokenizer.from_folder(made.config.model.tokenizer or Path(made.model.path))
+            marks = StartMarks(config=(begun, configured), plugins=(configured, planned))
+            core = start(made, runtime, host, tokenizer=tokenizer, marks=marks)
+            client = InProcessClient(core, stop_timeout=made.config.deadlines.stop)
+            undo.callback(core.stop)
+            client.start()
+            undo.callback(client.stop)
+            front = cls(client, made, runtime, tokenizer)
+            front.in_force = core.in_force
+            front._undo = undo.pop_all()
+        return front
+
+    def close(self) -> None:
+        """Stop the engine, its thread and its exporters."""
+        self._undo.close()
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's own chat template; raises ``ModelError`` when it has none."""
+        return ChatTemplate.from_folder(self.plan.config.model.tokenizer or Path(self.plan.model.path))
+
+    def request(self, prompt: Prompt, params: SamplingParams | None, **rest: Any) -> Request:
+        """A checked request for a plain completion. ``rest`` are fields of ``Ask``. Raises ``InvalidRequest``."""
+        given: object = prompt
+        if isinstance(given, str):
+            return self._checked(encode_prompt(self.tokenizer, given), params, given, TEXT_COMPLETION, rest)
+        if isinstance(given, bytes) or not isinstance(given, Sequence):
+            raise InvalidRequest(f"a prompt is text or a list of token ids, not {type(given).__name__}", param="prompt")
+        return self._checked(given, params, None, TEXT_COMPLETION, rest)
+
+    def chat_request(self, messages: Sequence[Message], params: SamplingParams | None, **rest: Any) -> Request:
+        """A checked request for the answer to a conversation; its ``prompt`` is the last message's text."""
+        ids = encode_chat(self.tokenizer, self.chat_template, messages)
+        return self._checked(ids, params, messages[-1]["content"], CHAT, rest)
+
+    def _checked(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None,
+        prompt: str | None,
+        operation: str,
+        rest: dict[str, Any],
+    ) -> Request:
+        rest.setdefault("request_id", f"{self._ids.getrandbits(64):016x}")
+        rest.setdefault("traceparent", tracing.traceparent())
+        ask = Ask(prompt_token_ids=tuple(ids), params=SamplingParams() if params is None else params, **rest)
+        self.client.validate(ask)
+        return Request(ask=ask, prompt=prompt, operation=operation)
+
+
+T = TypeVar("T")
+
+
+def each_request(
+    prompts: Sequence[T],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    make: Callable[[T, SamplingParams | None], Request],
+    *,
+    alone: bool,
+    refused: dict[int, InvalidRequest] | None = None,
+) -> list[Request | None]:
+    """All requests of a batch, checked before any of them runs; an error names the prompt's index, unless ``alone``.
+
+    With a ``refused`` the errors are put there, by index, and None stands in their place.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        every: Sequence[SamplingParams | None] = [params] * len(prompts)
+    elif len(params) == len(prompts):
+        every = params
+    else:
+        raise InvalidRequest(
+            f"there are {len(prompts)} prompts and {len(params)} sampling parameters: give one for all, or one each",
+            param="params",
+        )
+    requests: list[Request | None] = []
+    for index, (prompt, one) in enumerate(zip(prompts, every, strict=True)):
+        try:
+            requests.append(make(prompt, one))
+        except InvalidRequest as error:
+            if refused is not None:
+                refused[index] = error
+                requests.append(None)
+                continue
+            if alone:
+                raise
+            raise type(error)(f"prompt {index}: {error}", param=error.param) from error
+    return requests
+
+
+def completion(request: Request, output: RequestOutput) -> Completion:
+    """The whole answer, from the merged deltas of an ended request."""
+    assert output.finish_reason is not None, "an answer is complete when its request has ended"
+    assert output.offset == 0, "an answer has all its tokens"
+    return Completion(
+        request_id=request.ask.request_id,
+        prompt=request.prompt,
+        prompt_token_ids=request.ask.prompt_token_ids,
+        text=output.text,
+        token_ids=output.token_ids,
+        finish_reason=output.finish_reason,
+        usage=output.usage or Usage(prompt_tokens=len(request.ask.prompt_token_ids)),
+        stop_reason=output.stop_reason,
+        error=output.error,
+    )
+
+
+def refusal(prompt: object, error: InvalidRequest) -> Completion:
+    """What stands for an answer when the request was refused before it ran."""
+    return Completion(
+        request_id="",
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=(),
+        text="",
+        token_ids=(),
+        finish_reason=FinishReason.ERROR,
+        usage=Usage(),
+        error=str(error),
+    )

@@ -1,0 +1,244 @@
+"""``LLM``: an engine for programs without an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Literal, Self, TypeVar, cast
+
+from enginebay.engine.client import Collector, InProcessClient
+from enginebay.engine.front import (
+    Completion,
+    ConfigLike,
+    Front,
+    Message,
+    Prompt,
+    Request,
+    completion,
+    each_request,
+    refusal,
+)
+from enginebay.engine.parts import EngineStats
+from enginebay.errors import EngineDead, InvalidRequest, ModelError
+from enginebay.messages import RequestOutput, SamplingParams
+from enginebay.plugins import PluginHost
+from enginebay.runtime import Runtime
+
+__all__ = ["LLM", "Completion", "Stream"]
+
+T = TypeVar("T")
+
+
+class LLM:
+    """An engine in this process. Thread-safe.
+
+    ::
+
+        with LLM("engine.toml", sets=["scheduler.max_num_seqs=8"]) as llm:
+            print(llm.generate("The capital of France is")[0].text)
+
+    Without ``with``, call ``close``; what is forgotten is closed with the object, or at the interpreter's end.
+    Raises ``ConfigError`` or ``StartFailed`` when the engine cannot be started.
+    """
+
+    def __init__(
+        self,
+        config: ConfigLike = None,
+        *,
+        sets: Sequence[str] = (),
+        runtime: Runtime | None = None,
+        host: PluginHost | None = None,
+    ) -> None:
+        """Start the engine; ``sets`` are ``section.key=value``. ``runtime`` and ``host`` are for tests."""
+        self._front = Front.open(config, sets, runtime=runtime, host=host)
+        self._finalizer = weakref.finalize(self, self._front.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the engine and give everything back. Bounded by ``[deadlines] stop``; idempotent."""
+        self._finalizer()
+
+    @property
+    def in_force(self) -> dict[str, str]:
+        """What was really chosen, as ``enginebay check`` prints it, with what only the workers knew."""
+        return dict(self._front.in_force)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model can be talked to with ``chat``."""
+        try:
+            return bool(self._open_front().chat_template)
+        except ModelError:
+            return False
+
+    def stats(self) -> EngineStats:
+        """How the engine stands now."""
+        self._check_open()
+        return self._front.client.stats()
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> list[Completion]:
+        """Complete the prompts, all at once; the answers come in the order of the prompts.
+
+        Raises ``InvalidRequest`` that names the prompt's index before any of them runs; with ``errors="return"`` the
+        others run, and it is told in the ``Completion.error`` of that prompt, as is what fails while it runs.
+        ``progress`` draws a bar on stderr.
+        """
+        many: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        if many and isinstance(many[0], int):
+            raise InvalidRequest(
+                "prompts is one list of token ids; give a list of prompts: [[1, 2, 3]]", param="prompt"
+            )
+        make = self._open_front().request
+        return self._run(many, sampling_params, make, isinstance(prompts, str), progress, errors)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> list[Completion]:
+        """Answer a conversation, or several, by the model's chat template. Errors as in ``generate``."""
+        alone = not messages or isinstance(messages[0], Mapping)
+        many = cast("Sequence[Sequence[Message]]", [messages] if alone else messages)
+        return self._run(many, sampling_params, self._open_front().chat_request, alone, progress, errors)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Complete one prompt, delta by delta. Leaving the loop early, or dropping the stream, aborts the request."""
+        front = self._open_front()
+        return Stream(front.client, front.request(prompt, params))
+
+    def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
+        """Answer one conversation, delta by delta."""
+        front = self._open_front()
+        return Stream(front.client, front.chat_request(messages, params))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its last output has the finish reason "abort". Raises ``UnknownRequest``."""
+        self._open_front().client.abort(request_id)
+
+    def _run(
+        self,
+        prompts: Sequence[T],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        make: Callable[[T, SamplingParams | None], Request],
+        alone: bool,
+        progress: bool,
+        errors: Literal["raise", "return"],
+    ) -> list[Completion]:
+        refused: dict[int, InvalidRequest] | None = {} if errors == "return" else None
+        requests = each_request(prompts, params, make, alone=alone, refused=refused)
+        ended = self._finish([request for request in requests if request is not None], progress=progress)
+        return [
+            refusal(prompts[index], (refused or {})[index])
+            if request is None
+            else completion(request, ended[request.ask.request_id])
+            for index, request in enumerate(requests)
+        ]
+
+    def _finish(self, requests: Sequence[Request], *, progress: bool) -> dict[str, RequestOutput]:
+        """Run the requests to their ends; whatever interrupts this aborts those that have not ended."""
+        client = self._front.client
+        collector = Collector(only_ends=True)
+        ended: dict[str, RequestOutput] = {}
+        added: list[str] = []
+        try:
+            with _bar(len(requests)) if progress else contextlib.nullcontext() as advance:
+                for request in requests:
+                    added.append(request.ask.request_id)
+                    client.add_request(request.ask, collector, operation=request.operation, validated=True)
+                while len(ended) < len(requests):
+                    outputs = collector.wait(client)
+                    ended |= {output.request_id: output for output in outputs}
+                    if advance is not None:
+                        advance(len(outputs))
+        except BaseException:
+            for request_id in added:
+                if request_id not in ended:
+                    client.abort_quietly(request_id)
+            raise
+        return ended
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise EngineDead("the engine is closed; make a new one")
+
+    def _open_front(self) -> Front:
+        self._check_open()
+        return self._front
+
+
+class Stream(Iterator[RequestOutput]):
+    """The deltas of one request, as they come; a slow reader gets fewer and longer ones, and no gap."""
+
+    def __init__(self, client: InProcessClient, request: Request) -> None:
+        self._client = client
+        self._request = request
+        self._collector = Collector()
+        self._open = True
+        client.add_request(request.ask, self._collector, operation=request.operation, validated=True)
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._request.ask.request_id
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        if not self._open:
+            raise StopIteration
+        try:
+            (output,) = self._collector.wait(self._client)
+        except BaseException:
+            self.close()
+            raise
+        if output.finish_reason is not None:
+            self._open = False
+        return output
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "_open" in self.__dict__:
+            self.close()
+
+    def close(self) -> None:
+        """Abort the request, if it has not ended."""
+        if self._open:
+            self._open = False
+            self._client.abort_quietly(self.request_id)
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr; yields the function that advances it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("answers", total=total)
+        yield lambda count: bar.update(task, advance=count)

@@ -1,0 +1,204 @@
+"""The engine's own thread: takes commands, steps the core, hands outputs to whoever waits. Never spins when idle.
+
+Clients of every kind talk to the core through this loop, so an interrupt or a cancelled task of a client never meets
+the core in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from enginebay.engine.admission import Ask
+from enginebay.engine.core import EngineCore
+from enginebay.engine.death import Death
+from enginebay.engine.parts import EngineStats
+from enginebay.errors import EnginebayError, RequestError
+from enginebay.messages import RequestOutput
+from enginebay.runtime import ChannelClosed, Thread
+
+__all__ = ["Abort", "Add", "EngineLoop", "ReadStats", "Sink", "Stop"]
+
+_log = logging.getLogger(__name__)
+
+_IDLE_SECONDS: Final = 5.0
+"""The longest that an idle loop waits before it looks around; a command wakes it at once."""
+
+_HELD_SECONDS: Final = 0.02
+"""How long the loop waits when a scheduler holds every request back."""
+
+
+class Sink(Protocol):
+    """Where one request's outputs go. Called in the loop's thread; must return at once and raise nothing."""
+
+    def put(self, output: RequestOutput) -> None:
+        """A delta; the last one has a ``finish_reason``."""
+
+    def fail(self, error: EnginebayError) -> None:
+        """The engine has died or refused the request: nothing more comes. The error is this sink's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """Admit a request that was validated."""
+
+    ask: Ask
+    sink: Sink
+    operation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort:
+    """End a request, if it has not ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadStats:
+    """Say how the engine stands."""
+
+    answer: Future[EngineStats] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """End everything, and the loop."""
+
+
+Command = Add | Abort | ReadStats | Stop
+
+
+class EngineLoop:
+    """Drives one core in one thread, from ``start`` until ``Stop`` was sent."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._clock = core.runtime.clock
+        self._inbox: deque[Command] = deque()
+        self._bell, self._ear = core.runtime.transport.pair("engine loop")
+        self._sinks: dict[str, Sink] = {}
+        self._stopping = False
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = self._core.runtime.spawner.thread("enginebay-engine", self.run)
+
+    def send(self, command: Command) -> None:
+        """Give the loop a command, from any thread. Raises the engine's end when the loop has ended."""
+        self._inbox.append(command)
+        try:
+            self._bell.send(b"")
+        except ChannelClosed:
+            raise (self._core.death() or Death.closed().error()) from None
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end for so many seconds; whether it has ended."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return not self.is_alive()
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            while not self._stopping:
+                self.turn()
+        except BaseException as error:
+            _log.exception("the engine loop failed")
+            end = Death.of(RuntimeError(f"its loop failed: {error}"))
+            self._fail_all(end.error)
+        finally:
+            try:
+                self._core.stop()
+            finally:
+                self._bell.close()
+                self._drain()
+                self._fail_all(self._end)
+
+    def turn(self) -> None:
+        """Take the commands that are there, run one step, hand out what came of it; wait when there is nothing."""
+        self._drain()
+        if self._stopping:
+            return
+        if self._core.death() is not None or not self._core.has_work():
+            self._wait(_IDLE_SECONDS)
+            return
+        try:
+            outputs, scheduled = self._core.step(self._drain)
+        except EnginebayError:
+            self._fail_all(self._end)
+            return
+        for output in outputs:
+            self._deliver(output)
+        if not scheduled and not outputs:
+            self._wait(_HELD_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        try:
+            if self._ear.receive(self._clock.now() + seconds) is None:
+                self._stopping = True
+        except TimeoutError:
+            return
+        if self._inbox:
+            self._handle(self._inbox.popleft())
+
+    def _drain(self) -> None:
+        """Handle every command that is there; each has one ring of the bell."""
+        while self._inbox:
+            command = self._inbox.popleft()
+            self._ear.receive(self._clock.now() + _IDLE_SECONDS)
+            self._handle(command)
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Add():
+                self._add(command)
+            case Abort():
+                self._core.abort([command.request_id])
+            case ReadStats():
+                self._answer_stats(command)
+            case Stop():
+                self._stopping = True
+
+    def _add(self, command: Add) -> None:
+        try:
+            self._core.add_request(command.ask, operation=command.operation, validated=True)
+        except RequestError as error:
+            command.sink.fail(error)
+        except EnginebayError as error:
+            command.sink.fail(error)
+            self._fail_all(self._end)
+        else:
+            self._sinks[command.ask.request_id] = command.sink
+
+    def _answer_stats(self, command: ReadStats) -> None:
+        try:
+            command.answer.set_result(self._core.stats())
+        except EnginebayError as error:
+            command.answer.set_exception(error)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        sink = self._sinks.get(output.request_id)
+        if sink is None:
+            return
+        if output.finish_reason is not None:
+            del self._sinks[output.request_id]
+        sink.put(output)
+
+    def _end(self) -> EnginebayError:
+        return self._core.death() or Death.closed().error()
+
+    def _fail_all(self, error: Callable[[], EnginebayError]) -> None:
+        """Tell each request once, with an exception of its own."""
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.fail(error())

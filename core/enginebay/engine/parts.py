@@ -1,0 +1,70 @@
+"""What an engine core is put together from, and how it says how it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from enginebay.engine.admission import AdmissionLimits
+from enginebay.engine.commit import DetokenizerFactory
+from enginebay.engine.replies import Generation
+from enginebay.interfaces import Executor, Scheduler
+from enginebay.messages import RequestSummary, SchedulerStats, StepReport
+from enginebay.runtime import Runtime
+
+__all__ = ["CoreParts", "EngineStats", "Observers"]
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine stands: unfinished requests, the scheduler's numbers, and counters since the start."""
+
+    unfinished: int
+    steps: int
+    committed_tokens: int
+    finished: int
+    dropped_replies: int
+    scheduler: SchedulerStats
+
+
+class Observers(Protocol):
+    """The observing hooks that the core calls; the plugin host's ``Hooks`` is one."""
+
+    def step_finished(self, report: StepReport) -> None:
+        """A step was committed."""
+
+    def request_finished(self, summary: RequestSummary) -> None:
+        """A request ended."""
+
+    def engine_stopped(self) -> None:
+        """The engine has given back what it took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreParts:
+    """What assembly puts together. ``scheduler_name`` and ``runner_name`` are for messages: "runner 'v1' 1.0".
+
+    ``max_model_len`` is the longest request in tokens, ``call_timeout`` and ``stop_timeout`` are seconds,
+    ``depth`` is how many steps may be in flight.
+    """
+
+    executor: Executor[Any]
+    scheduler: Scheduler[Any]
+    runtime: Runtime
+    hooks: Observers
+    limits: AdmissionLimits
+    detokenizer: DetokenizerFactory
+    model: str
+    scheduler_name: str
+    runner_name: str
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    generation: Generation
+    in_force: dict[str, str]
+    output_rank: int = 0
+    call_timeout: float = 300.0
+    stop_timeout: float = 10.0
+    request_timeout: float | None = None
+    step_every: int = 100
+    depth: int = 1

@@ -1,0 +1,132 @@
+"""A step on its way through the engine: its marks, and its spans if it is one of those that are recorded."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
+
+from enginebay import tracing
+from enginebay.engine.ledger import Row
+from enginebay.engine.spans import WallTime
+from enginebay.messages import GrammarOutput, Replies, SchedulerOutput, SchedulerStats, StepReport
+
+__all__ = ["InFlight", "StepRecorder"]
+
+
+@dataclass(kw_only=True, slots=True)
+class InFlight:
+    """One step that was sent to the workers and has not been committed.
+
+    ``scheduled`` is the scheduler's own object, ``sent`` the same stamped with our step and generation. ``rows`` has
+    each request of the batch with the offset at which its next token belongs. Marks are monotonic nanoseconds.
+    """
+
+    step: int
+    generation: int
+    scheduled: SchedulerOutput
+    sent: SchedulerOutput
+    rows: dict[str, tuple[Row, int]]
+    start_ns: int
+    scheduled_ns: int
+    future: Future[Replies]
+    grammar: GrammarOutput | None = None
+    sampling: Future[Replies] | None = None
+    executed_ns: int = 0
+    sampled_ns: int = 0
+    links: list[Link] = field(default_factory=list)
+    trace: StepTrace | None = None
+
+    @property
+    def context(self) -> SpanContext | None:
+        """The step's span context, when it is recorded."""
+        return self.trace.span.get_span_context() if self.trace is not None and self.trace.span.is_recording() else None
+
+
+@dataclass(kw_only=True, slots=True)
+class StepTrace:
+    """The open spans of a recorded step."""
+
+    span: Span
+    execute: Span
+
+
+class StepRecorder:
+    """Asks the gate, and builds a step's spans: live for a chosen step, afterwards for a slow or failed one."""
+
+    def __init__(self, *, every: int, wall: WallTime) -> None:
+        self._gate = tracing.StepGate(every)
+        self._wall = wall
+
+    def begin(self, step: int, start_ns: int, scheduled_ns: int) -> StepTrace | None:
+        """The open spans of the step if it is recorded; asked once it is known that there is something to run."""
+        if not self._gate.record(step):
+            return None
+        span = self._open(step, start_ns, scheduled_ns)
+        execute = self._child(span, tracing.STEP_EXECUTE_MODEL, scheduled_ns)
+        return StepTrace(span=span, execute=execute)
+
+    def finish(self, flight: InFlight, report: StepReport) -> None:
+        """End the spans of a step that was committed; build them now if it stands out and was not chosen."""
+        slow = self._gate.is_slow(report.end_ns - report.start_ns)
+        if flight.trace is None and not slow:
+            return
+        span = self._spans(flight, report.end_ns)
+        if span.is_recording():
+            span.set_attributes(_attributes(flight, report.stats))
+            span.set_attribute(tracing.TOKENS_COMMITTED, report.num_committed_tokens)
+        span.end(self._wall(report.end_ns))
+
+    def fail(self, flight: InFlight, error: BaseException, now_ns: int) -> None:
+        """Record a step that failed, chosen or not."""
+        span = self._spans(flight, now_ns)
+        if span.is_recording():
+            span.set_attributes(_attributes(flight, SchedulerStats()))
+            tracing.fail(span, error)
+        span.end(self._wall(now_ns))
+
+    def _spans(self, flight: InFlight, end_ns: int) -> Span:
+        executed, sampled = flight.executed_ns or end_ns, flight.sampled_ns or flight.executed_ns or end_ns
+        if flight.trace is None:
+            span = self._open(flight.step, flight.start_ns, flight.scheduled_ns)
+            execute = self._child(span, tracing.STEP_EXECUTE_MODEL, flight.scheduled_ns)
+        else:
+            span, execute = flight.trace.span, flight.trace.execute
+        for link in flight.links:
+            span.add_link(link.context)
+        if not flight.executed_ns:
+            execute.set_status(Status(StatusCode.ERROR))
+        execute.end(self._wall(executed))
+        if flight.executed_ns:
+            self._child(span, tracing.STEP_SAMPLE, executed).end(self._wall(sampled))
+        if flight.sampled_ns:
+            self._child(span, tracing.STEP_UPDATE, sampled).end(self._wall(end_ns))
+        return span
+
+    def _open(self, step: int, start_ns: int, scheduled_ns: int) -> Span:
+        span = tracing.tracer().start_span(
+            tracing.ENGINE_STEP,
+            context=Context(),
+            attributes={tracing.STEP_INDEX: step},
+            start_time=self._wall(start_ns),
+        )
+        self._child(span, tracing.STEP_SCHEDULE, start_ns).end(self._wall(scheduled_ns))
+        return span
+
+    def _child(self, parent: Span, name: str, start_ns: int) -> Span:
+        return tracing.tracer().start_span(
+            name, context=trace.set_span_in_context(parent, Context()), start_time=self._wall(start_ns)
+        )
+
+
+def _attributes(flight: InFlight, stats: SchedulerStats) -> dict[str, int | float]:
+    return {
+        tracing.GENERATION: flight.generation,
+        tracing.BATCH_SIZE: len(flight.sent.num_scheduled_tokens),
+        tracing.TOKENS_SCHEDULED: flight.sent.total_num_scheduled_tokens,
+        tracing.KV_USAGE: stats.kv_usage,
+        tracing.QUEUE_DEPTH: stats.num_waiting,
+    }

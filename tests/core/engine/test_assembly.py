@@ -1,0 +1,169 @@
+"""From a plan to a running core, and back when something fails half-way: errors, exit codes, hooks, the start trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.trace import StatusCode
+
+from enginebay import tracing
+from enginebay.config import load
+from enginebay.engine.assembly import start
+from enginebay.engine.bringup import BringUp
+from enginebay.engine.core import EngineCore
+from enginebay.engine.front import Front, resolve_config
+from enginebay.engine.plan import plan
+from enginebay.errors import CapabilityError, ConfigError, EnginebayError, ModelError, StartFailed, WorkerFailed
+from enginebay.messages import MemorySnapshot, PluginIdentity, PluginsLoaded, WorkerInfo
+from enginebay.plugins import PluginHost
+from enginebay.runtime import system_runtime
+from support.fake_engines import Installed
+from support.spans import recorded
+
+
+def started(
+    fake: Installed, host: PluginHost | None = None, *, sets: tuple[str, ...] = (), **options: Any
+) -> EngineCore:
+    host = host or PluginHost()
+    return start(plan(load(fake.config(**options), sets=sets, environ={}), host), system_runtime(seed=0), host)
+
+
+def test_a_start_tells_the_hooks_and_says_what_is_in_force(
+    fake: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P8
+    told: list[Any] = []
+    host = PluginHost()
+    monkeypatch.setattr(host.hooks, "worker_started", lambda worker: told.append(worker))
+    monkeypatch.setattr(host.hooks, "memory_snapshot", lambda rank, snapshot: told.append((rank, snapshot)))
+    monkeypatch.setattr(host.hooks, "engine_started", lambda in_force: told.append(dict(in_force)))
+    monkeypatch.setattr(host.hooks, "engine_stopped", lambda: told.append("stopped"))
+    core = started(fake, host)
+    core.stop()
+    worker, (rank, snapshot), in_force, stopped = told
+    assert isinstance(worker, WorkerInfo)
+    assert (rank, type(snapshot), stopped) == (0, MemorySnapshot, "stopped")
+    assert in_force == core.in_force
+    assert {k: in_force[k] for k in ("executor", "runner", "scheduler", "attention", "device", "overlap")} == {
+        "executor": "uni",
+        "runner": "fake",
+        "scheduler": "fcfs",
+        "attention": "none at all",
+        "device": "cpu",
+        "overlap": "off",
+    }
+    assert in_force["kv_blocks"] == "256 ([cache] num_blocks)"
+
+
+@pytest.mark.parametrize("method", ["__init__", "load_model", "initialize_kv_cache", "warm_up"])
+def test_a_start_that_fails_half_way_leaves_nothing(fake: Installed, method: str) -> None:  # X14
+    phase = {"__init__": "init_device", "warm_up": "compile_or_warm_up_model"}.get(method, method)
+    with pytest.raises(WorkerFailed) as caught:
+        started(fake, fail=method)
+    assert f"failed in {phase}: ValueError: asked to fail in {method}" in str(caught.value)
+    assert caught.value.exit_code == 3
+    assert "asked to fail" in caught.value.remote_traceback
+
+
+def test_too_few_blocks_for_a_length_that_was_asked_for(fake: Installed) -> None:
+    with pytest.raises(CapabilityError, match=r"\[model\] max_model_len = 500 does not fit: .* enough for 64 tokens"):
+        started(fake, sets=("cache.num_blocks=4", "model.max_model_len=500"))
+
+
+def test_too_few_blocks_are_said_and_are_the_longest_request(fake: Installed) -> None:
+    core = started(fake, sets=("cache.num_blocks=4",))
+    try:
+        assert core.in_force["longest request"].startswith("the longest request is 64 tokens")
+        with pytest.raises(EnginebayError, match="a request may have 64"):
+            core.limits.check_fits(64, 1)
+        core.limits.check_fits(60, 100)
+    finally:
+        core.stop()
+
+
+def test_a_worker_with_other_plugins_is_named(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:  # P7
+    call = BringUp._call
+
+    def other(self: BringUp, asked: Any, expected: Any) -> Any:
+        if expected is not PluginsLoaded:
+            return call(self, asked, expected)
+        theirs = PluginIdentity(kind="runner", name="fake", package="fake-runner", version="2.0")
+        return [PluginsLoaded(plugins=(theirs,))]
+
+    monkeypatch.setattr(BringUp, "_call", other)
+    with pytest.raises(StartFailed) as caught:
+        started(fake)
+    assert str(caught.value) == (
+        "rank 0 loaded runner 'fake' (fake-runner 2.0, options {}), but the engine has runner 'fake' (fake-runner 1.0, "
+        'options {"fail":"","step_seconds":0.0}): every process must have the same packages, versions and options'
+    )
+
+
+def test_a_phase_that_hangs_is_named(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(self: Any, call: Any, **rest: Any) -> Any:
+        raise TimeoutError
+
+    monkeypatch.setattr("enginebay.interfaces.Executor.collective_rpc", hang)
+    with pytest.raises(StartFailed) as caught:
+        started(fake)
+    assert str(caught.value).startswith("the workers did not finish init_worker within 600 s ([deadlines] load_model)")
+
+
+def test_a_model_without_a_tokenizer(fake: Installed) -> None:
+    (fake.model / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json") as caught:
+        started(fake)
+    assert caught.value.exit_code == 2
+
+
+def test_the_start_is_one_trace(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:  # O1
+    with recorded(monkeypatch) as spans:
+        Front.open(fake.config()).close()
+        (root,) = spans.named("engine.start")
+        (launch,) = spans.named("executor.launch")
+        (worker,) = spans.named("worker.init")
+        assert spans.children(root) == ["config.resolve", "plugin.discovery", "executor.launch"]
+        assert spans.children(launch) == ["worker.init"]
+        assert spans.children(worker) == [
+            "worker.init_device",
+            "worker.load_model",
+            "worker.profile",
+            "worker.allocate_kv_cache",
+            "worker.warm_up",
+        ]
+    assert root.context is not None
+    assert {s.context.trace_id for s in (root, launch, worker) if s.context is not None} == {root.context.trace_id}
+    got = dict(root.attributes or {})
+    assert got[tracing.RUNNER] == "fake (fake-runner 1.0)"
+    assert str(got[tracing.SCHEDULER]).startswith("fcfs (enginebay ")
+    assert got[tracing.ATTENTION] == "none at all"
+    assert got[tracing.WORLD_SIZE] == 1
+    assert got[tracing.KV_BLOCKS] == 256
+
+
+def test_a_start_that_fails_is_recorded(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:  # O1
+    with recorded(monkeypatch) as spans:
+        with pytest.raises(WorkerFailed):
+            started(fake, fail="load_model")
+        (root,) = spans.named("engine.start")
+        (load_model,) = spans.named("worker.load_model")
+    assert root.status.status_code is load_model.status.status_code is StatusCode.ERROR
+    assert dict(root.attributes or {})["error.type"] == "WorkerFailed"
+
+
+def test_configs_in_all_their_forms(fake: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "engine.toml"
+    file.write_text(f'[model]\npath = "{fake.model}"\n[scheduler]\nmax_num_seqs = 3\n')
+    monkeypatch.setenv("ENGINEBAY__CACHE__NUM_BLOCKS", "7")
+    sets = ("scheduler.max_num_seqs=4",)
+    for given in (file, str(file), {"model": {"path": str(fake.model)}}):
+        got = resolve_config(given, sets).config
+        assert (got.model.path, got.scheduler.max_num_seqs, got.cache.num_blocks) == (fake.model, 4, 7)
+    whole = load(file, environ={}).config
+    assert resolve_config(whole, ()).config is whole
+    again = resolve_config(whole, sets).config
+    assert (again.scheduler.max_num_seqs, again.cache.num_blocks) == (4, None)
+    assert resolve_config(None, sets).config.scheduler.max_num_seqs == 4
+    with pytest.raises(ConfigError, match="max_num_seq"):
+        resolve_config({"scheduler": {"max_num_seq": 3}}, ())
