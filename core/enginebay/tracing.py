@@ -61,6 +61,33 @@ PREEMPTIONS: Final = "enginebay.request.preemptions"
 RECOVERIES: Final = "enginebay.request.recoveries"
 ERROR_TYPE: Final = "error.type"
 
+EXECUTOR: Final = "enginebay.executor"
+RUNNER: Final = "enginebay.runner"
+SCHEDULER: Final = "enginebay.scheduler"
+MODEL: Final = "enginebay.model"
+OVERLAP: Final = "enginebay.overlap"
+ATTENTION: Final = "enginebay.attention"
+GRAPH: Final = "enginebay.graph"
+WORLD_SIZE: Final = "enginebay.world_size"
+FINISH_REASON: Final = "enginebay.request.finish_reason"
+TOKENS_COMMITTED: Final = "enginebay.step.tokens_committed"
+
+# Request spans alone carry gen_ai.*: viewers show any span with a request model as a call of a language model.
+GEN_AI_OPERATION: Final = "gen_ai.operation.name"
+GEN_AI_PROVIDER: Final = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
+GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
+GEN_AI_RESPONSE_ID: Final = "gen_ai.response.id"
+GEN_AI_REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+GEN_AI_REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
+GEN_AI_REQUEST_TOP_K: Final = "gen_ai.request.top_k"
+GEN_AI_REQUEST_TOP_P: Final = "gen_ai.request.top_p"
+GEN_AI_REQUEST_SEED: Final = "gen_ai.request.seed"
+GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+
 Attributes = Mapping[str, AttributeValue]
 
 
@@ -129,3 +156,32 @@ def fail(span: Span, error: BaseException) -> None:
         span.record_exception(error)
         span.set_attribute(ERROR_TYPE, type(error).__name__)
         span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:512]))
+
+
+class StepGate:
+    """Decides which steps are recorded, before any OpenTelemetry call is made: one in ``every``, and the slow ones.
+
+    ``record(step)`` is asked before a step. ``is_slow`` is told each step's duration afterwards and answers whether it
+    took ``slow_factor`` times the typical step: such a step, and any failed one, is built from the loop's marks.
+    """
+
+    _LEARNING = 32  # steps whose durations are only learned from
+
+    def __init__(self, every: int, slow_factor: float = 10.0) -> None:
+        self._every = every
+        self._slow_factor = slow_factor
+        self._typical = 0.0
+        self._seen = 0
+
+    def record(self, step: int) -> bool:
+        """Whether this step is one of the one in ``every``; the first one (0) is."""
+        return step % self._every == 0
+
+    def is_slow(self, duration_ns: int) -> bool:
+        """Whether a step that took so long stands out; learns from it in either case."""
+        self._seen += 1
+        slow = self._seen > self._LEARNING and duration_ns > self._slow_factor * self._typical
+        # a moving average of the last few dozen; one outlier moves it no more than the limit does
+        learned = min(duration_ns, self._slow_factor * self._typical) if slow else duration_ns
+        self._typical += (learned - self._typical) / min(self._seen, self._LEARNING)
+        return slow

@@ -1,0 +1,122 @@
+"""Spans as text: a tree per trace, and one table for the many traces of steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from enginebay.telemetry._read import SpanEvent, SpanRecord
+
+_MAX_VALUE = 80
+_LONG = frozenset({"exception.stacktrace", "exception.escaped"})
+
+
+def render_tree(spans: Sequence[SpanRecord], *, max_attributes: int | None = 8) -> str:
+    """A tree per trace, traces and siblings in start order.
+
+    A line has the name, milliseconds, percent of the parent, the status when it is an error, and attributes (at most
+    ``max_attributes``, None for all; ``enginebay.`` is left out of their names); events stand below with the time
+    since the span's start. A span whose parent is not among ``spans`` is a root of its trace.
+    """
+    traces: dict[str, list[SpanRecord]] = {}
+    for span in sorted(spans, key=lambda s: s.start_ns):
+        traces.setdefault(span.trace_id, []).append(span)
+    blocks = []
+    for trace_id, members in traces.items():
+        rows = list(_rows(members))
+        width = max(len(head) for head, _, _ in rows)
+        lines = [f"trace {trace_id}"]
+        for head, row, parent in rows:
+            text = _event(row, parent) if isinstance(row, SpanEvent) else _figures(row, parent, max_attributes)
+            lines.append(f"{head.ljust(width)}  {text}".rstrip())
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def render_steps(spans: Sequence[SpanRecord]) -> str:
+    """A table of span names, in the order in which they first come: count, median and 99th percentile in ms, failed."""
+    times: dict[str, list[float]] = {}
+    failed: Counter[str] = Counter()
+    for span in sorted(spans, key=lambda s: s.start_ns):
+        times.setdefault(span.name, []).append(span.duration_ms)
+        failed[span.name] += span.status == "error"
+    width = max([len(_one_line(name)) for name in times] + [4])
+    lines = [f"{'span'.ljust(width)}  {'count':>7}  {'median ms':>10}  {'p99 ms':>10}  {'failed':>6}"]
+    for name, values in times.items():
+        values.sort()
+        median, p99 = _percentile(values, 50), _percentile(values, 99)
+        label = _one_line(name).ljust(width)
+        lines.append(f"{label}  {len(values):>7}  {median:>10.3f}  {p99:>10.3f}  {failed[name]:>6}")
+    return "\n".join(lines)
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """The nearest-rank percentile: the smallest value that ``percent`` of a hundred values do not exceed."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+_Row = tuple[str, SpanRecord | SpanEvent, SpanRecord | None]
+
+
+def _rows(members: Sequence[SpanRecord]) -> Iterator[_Row]:
+    """(indented name, span or event, parent) of one trace, depth first; without recursion, whatever its depth."""
+    by_id = {span.span_id: span for span in members}
+    children: dict[str, list[SpanRecord]] = {}
+    roots: list[SpanRecord] = []
+    for span in members:
+        if span.parent_id in by_id and span.parent_id != span.span_id:
+            children.setdefault(span.parent_id, []).append(span)
+        else:
+            roots.append(span)
+    seen: set[int] = set()
+    # what no root reaches is a ring of parents, which only a damaged file has: it is shown all the same
+    for root in [*roots, *members]:
+        stack: list[tuple[SpanRecord, SpanRecord | None, str, str]] = [(root, None, "", "")]
+        while stack:
+            span, parent, mark, indent = stack.pop()
+            if id(span) in seen:
+                continue
+            seen.add(id(span))
+            yield mark + _one_line(span.name), span, parent
+            below = [c for c in children.get(span.span_id, ()) if id(c) not in seen]
+            bar = "│ " if below else "  "
+            for event in span.events:
+                yield f"{indent}{bar}· {_one_line(event.name)}", event, span
+            branches = [("├─ ", "│  ")] * (len(below) - 1) + [("└─ ", "   ")]
+            for child, (branch, gap) in reversed(list(zip(below, branches, strict=False))):
+                stack.append((child, span, indent + branch, indent + gap))
+
+
+def _figures(span: SpanRecord, parent: SpanRecord | None, max_attributes: int | None) -> str:
+    text = f"{span.duration_ms:>10.2f} ms"
+    if parent is not None and parent.end_ns > parent.start_ns:
+        text += f" {100 * span.duration_ms / parent.duration_ms:>3.0f}%"
+    else:
+        text += "     "
+    if span.status == "error":
+        text += f"  ERROR {_one_line(span.message)}".rstrip()
+    pairs = list(span.attributes.items())
+    shown = pairs if max_attributes is None else pairs[:max_attributes]
+    text += "".join(f"  {_one_line(key.removeprefix('enginebay.'))}={_value(value)}" for key, value in shown)
+    if len(shown) < len(pairs):
+        text += f"  … {len(pairs) - len(shown)} more"
+    if span.links:
+        text += f"  → {len(span.links)} link{'s' if len(span.links) > 1 else ''}"
+    return text
+
+
+def _event(event: SpanEvent, span: SpanRecord | None) -> str:
+    since = f"{(event.time_ns - span.start_ns) / 1e6:>+10.2f} ms     " if span is not None else ""
+    shown = [(k, v) for k, v in event.attributes.items() if k not in _LONG]
+    return since + "".join(f"  {_one_line(key)}={_value(value)}" for key, value in shown)
+
+
+def _value(value: Any) -> str:
+    text = _one_line(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 1] + "…"
+
+
+def _one_line(text: str) -> str:
+    """A newline or tab in a name or value must not look like a line of ours."""
+    return text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
