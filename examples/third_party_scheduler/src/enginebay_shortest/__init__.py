@@ -1,0 +1,1 @@
+"""Shortest prompt first, with ageing: a scheduler for enginebay."""
