@@ -48,7 +48,7 @@ check: $(STAMP)  ## lint, formatting, types, import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 bench: model  ## measure, with the figures printed
 	@$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)

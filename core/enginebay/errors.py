@@ -26,7 +26,7 @@
     └── EngineDead                      70  the engine stopped; carries the one root cause
         └── PolicyFailed                    a scheduler's own code raised
 
-The command line turns an error into its ``exit_code`` and one line on stderr (robustness rules, section 3).
+The command line turns an error into its ``exit_code`` and one line on stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line. Each command lives in its own module, which is imported when the command is used.
 
 Exit codes: 0 ok, 1 one or more requests of a batch failed, 2 config, 3 start failed, 4 worker lost, 5 worker hung,
-70 internal error, 130 and 143 signals.
+70 internal error, 130 and 143 signals, 141 when whoever reads the output has gone.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from types import FrameType
 
 import click
 
 from enginebay.cli._style import printable
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, did_you_mean
 
 _COMMANDS = {
     "chat": "Talk to a model in the terminal.",
@@ -41,6 +42,14 @@ class _Lazy(click.Group):
         command: click.Command = import_module(f"enginebay.cli.{name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            known = ", ".join(sorted(_COMMANDS))
+            ctx.fail(f"there is no command {args[0]!r}.{did_you_mean(args[0], _COMMANDS)} Commands: {known}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_COMMANDS.items()))
@@ -64,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the code that the outcome has."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        code = group.main(args=argv, prog_name="enginebay", standalone_mode=False)
+        code = _run(sys.argv[1:] if argv is None else argv)
     except click.exceptions.Exit as error:
         code = error.exit_code
     except click.ClickException as error:
@@ -82,7 +91,26 @@ def main(argv: list[str] | None = None) -> None:
     except EnginebayError as error:
         click.echo(f"enginebay: {printable(str(error))}", err=True)
         code = error.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+    except OSError as error:
+        click.echo(f"enginebay: {printable(str(error))}", err=True)
+        code = EnginebayError.exit_code
+    except Exception as error:
+        click.echo(printable(traceback.format_exc()), err=True, nl=False)
+        click.echo(
+            f"enginebay: internal error: {printable(f'{type(error).__name__}: {error}')}. "
+            "This is a fault of enginebay; please report it with the lines above.",
+            err=True,
+        )
+        code = EnginebayError.exit_code
+    sys.exit(code)
+
+
+def _run(argv: list[str]) -> int:
+    """Invoke the command; click's own ``main`` would answer a closed pipe with 1, which here means a failed request."""
+    with group.make_context("enginebay", list(argv)) as context:
+        code = group.invoke(context)
+    sys.stdout.flush()
+    return code if isinstance(code, int) else 0
 
 
 class _Terminated(BaseException):

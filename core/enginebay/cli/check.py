@@ -22,7 +22,8 @@ def command(config: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Say what a config would start, where each value comes from, and what would be loaded from where.
 
     Everything is validated (sections, plugins, their options, the model's folder, whether the parts fit each other),
-    and nothing is started. Exit code 0 when an engine could be assembled, 2 with the reason when not.
+    and nothing is started; a GGUF file is converted into the cache, as it would be at the start. Exit code 0 when an
+    engine could be assembled, 2 with the reason when not.
 
     \b
     Examples:

@@ -150,7 +150,7 @@ class WorkerConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    """``[deadlines]``: how long anything may take, in seconds. Every wait of the engine has its bound here."""
+    """``[deadlines]``: how long the engine waits for what it does not do itself, in seconds."""
 
     request: Annotated[
         Seconds | None, Field(description="From arrival to the last token; unset: none but the request's own.")
@@ -159,12 +159,19 @@ class DeadlinesConfig(Section):
     load_model: Annotated[
         Seconds, Field(description="Reading the weights, and each other phase of a worker's start.")
     ] = 600.0
-    collective: Annotated[Seconds, Field(description="One collective among ranks.")] = 120.0
-    call: Annotated[Seconds, Field(description="One step, or any other call on the workers.")] = 300.0
-    heartbeat: Annotated[Seconds, Field(description="Between two signs of life of a worker.")] = 5.0
+    collective: Annotated[Seconds, Field(description="One collective among ranks; in force with several workers.")] = (
+        120.0
+    )
+    step: Annotated[Seconds, Field(description="One step: what the workers may take for it.")] = 300.0
+    call: Annotated[Seconds, Field(description="Any other call on the workers.")] = 300.0
+    heartbeat: Annotated[Seconds, Field(description="Between two signs of life; in force with worker processes.")] = 5.0
     stop: Annotated[Seconds, Field(description="Stopping everything.")] = 10.0
-    drain: Annotated[Seconds, Field(description="Letting running requests finish before a stop.")] = 30.0
-    recovery: Annotated[Seconds, Field(description="How long requests wait while no group is ready.")] = 120.0
+    drain: Annotated[
+        Seconds, Field(description="Letting running requests finish before a stop; in force with a server.")
+    ] = 30.0
+    recovery: Annotated[
+        Seconds, Field(description="How long requests wait while no group is ready; in force with recovery.")
+    ] = 120.0
 
 
 class EngineSection(Section):

@@ -124,4 +124,4 @@ def _not_yet(config: EngineConfig, runner: RunnerPlugin[Any]) -> str | None:
 
 def _another(name: str, executors: Sequence[str]) -> str | None:
     others = [e for e in executors if e != name]
-    return next((e for e in ("mp", "uni") if e in others), others[0] if others else None)
+    return others[0] if others else None

@@ -102,7 +102,7 @@ def _read_model(config: EngineConfig) -> ModelInfo:
     from enginebay.models import read_model_info, resolve_model
 
     return read_model_info(
-        resolve_model(config.model.path),
+        resolve_model(config.model.path, progress=True),
         name=config.model.served_model_name,
         needs_tokenizer=config.model.tokenizer is None,
     )

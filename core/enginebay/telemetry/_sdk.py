@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcesso
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-import enginebay
 from enginebay.errors import ConfigError
 from enginebay.telemetry._file import FileExporter
 from enginebay.tracing import SCOPE
@@ -89,7 +88,7 @@ def provider(role: str, processors: Sequence[SpanProcessor]) -> TracerProvider:
     resource = Resource.create(
         {
             "service.name": os.environ.get("OTEL_SERVICE_NAME") or "enginebay",
-            "service.version": enginebay.__version__,
+            "service.version": version("enginebay"),
             "enginebay.role": role,
             "process.pid": os.getpid(),
             "host.name": socket.gethostname(),

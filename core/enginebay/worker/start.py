@@ -1,4 +1,4 @@
-"""The phases of a worker's start, each as one method, in the exact order of design.md section 5."""
+"""The phases of a worker's start, each as one method, in the one order that all executors share."""
 
 from __future__ import annotations
 

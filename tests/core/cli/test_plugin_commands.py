@@ -166,7 +166,7 @@ def parts(alone: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
     alone.executor("uni")
     alone.runner("v1")
     alone.scheduler("fcfs")
-    monkeypatch.setattr("enginebay.models.resolve_model", lambda path: path)
+    monkeypatch.setattr("enginebay.models.resolve_model", lambda path, progress: path)
     monkeypatch.setattr("enginebay.models.read_model_info", lambda folder, name, needs_tokenizer: MODEL)
     return alone
 

@@ -491,8 +491,8 @@ def test_extensions_are_loaded_told_of_and_may_refuse(parts: FakeSite) -> None:
 def test_the_model_is_read_from_its_path(parts: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def resolve_model(path: Path | None) -> Path | None:
-        asked.append(path)
+    def resolve_model(path: Path | None, *, progress: bool) -> Path | None:
+        asked.append((path, progress))
         return path
 
     def read_model_info(folder: Path, *, name: str | None, needs_tokenizer: bool) -> ModelInfo:
@@ -504,5 +504,5 @@ def test_the_model_is_read_from_its_path(parts: FakeSite, monkeypatch: pytest.Mo
     resolved = load(None, sets=["model.path=/models/tiny", "model.served_model_name=mine"], environ={})
     planned = plan(resolved, parts.host())
     path = resolved.config.model.path
-    assert asked == [path, (path, "mine", True)]
+    assert asked == [(path, True), (path, "mine", True)]
     assert in_force(planned)["model"] == ("/models/tiny", "--set")

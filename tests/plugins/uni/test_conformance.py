@@ -1,6 +1,6 @@
 """The executor ``uni`` keeps what every executor keeps: the kit itself."""
 
-from enginebay.testing._executor_suite import ExecutorSuite
+from enginebay.testing import ExecutorSuite
 
 
 class TestUni(ExecutorSuite):
