@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -63,6 +64,15 @@ def nothing_left_behind() -> Iterator[None]:
         if time.monotonic() > deadline:
             pytest.fail(f"left behind: {', '.join(new.values())}", pytrace=False)
         time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """The command line takes over both signals when it is run in this process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,13 @@ Exit codes: 0 ok, 1 one or more requests of a batch failed, 2 config, 3 start fa
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from importlib import import_module
-from types import FrameType
 
 import click
 
+from enginebay.cli._signals import INTERRUPTED, TERMINATED, Terminated, interrupts, leave
 from enginebay.cli._style import printable
 from enginebay.errors import EnginebayError, did_you_mean
 
@@ -71,7 +70,7 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the code that the outcome has."""
-    signal.signal(signal.SIGTERM, _terminated)
+    interrupts.install()
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
     except click.exceptions.Exit as error:
@@ -81,10 +80,10 @@ def main(argv: list[str] | None = None) -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        code = 130
-    except _Terminated:
+        code = INTERRUPTED
+    except Terminated:
         click.echo("terminated", err=True)
-        code = 143
+        code = TERMINATED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
@@ -102,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
             err=True,
         )
         code = EnginebayError.exit_code
-    sys.exit(code)
+    leave(code)
 
 
 def _run(argv: list[str]) -> int:
@@ -111,11 +110,3 @@ def _run(argv: list[str]) -> int:
         code = group.invoke(context)
     sys.stdout.flush()
     return code if isinstance(code, int) else 0
-
-
-class _Terminated(BaseException):
-    """SIGTERM, as an exception, so that everything on the stack is given back."""
-
-
-def _terminated(signum: int, frame: FrameType | None) -> None:
-    raise _Terminated

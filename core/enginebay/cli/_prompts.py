@@ -33,11 +33,12 @@ class Asked:
 
 def one_prompt(prompt: str | None) -> Asked:
     """The prompt of the command line; ``-``, or none with something piped in, reads standard input."""
-    if prompt is not None and prompt != "-":
-        return Asked(text=prompt)
-    if prompt is None and sys.stdin.isatty():
+    text = prompt
+    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        text = _decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+    if not text:
         raise click.UsageError("there is no prompt: give one, pipe one in, or name a file with --file")
-    return Asked(text=_decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n"))
+    return Asked(text=text)
 
 
 def read_prompts(path: Path) -> list[Asked]:

@@ -17,16 +17,34 @@ from enginebay.messages import SamplingParams
 if TYPE_CHECKING:
     from enginebay.engine import LLM
 
+_MOST = 2**31 - 1
+_TRACE_BEGIN = b'{"resourceSpans"'
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def sampling_options(function: F) -> F:
     """Add the options of ``sampling_params``."""
     options = [
-        click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens of an answer."),
-        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-        click.option("--top-k", type=int, default=0, help="Draw from the K likeliest tokens; 0: all."),
-        click.option("--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this mass; 1: all."),
+        click.option(
+            "--max-tokens",
+            type=click.IntRange(1, _MOST),
+            default=256,
+            show_default=True,
+            help="Most tokens of an answer.",
+        ),
+        click.option(
+            "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy."
+        ),
+        click.option(
+            "--top-k", type=click.IntRange(0, _MOST), default=0, help="Draw from the K likeliest tokens; 0: all."
+        ),
+        click.option(
+            "--top-p",
+            type=click.FloatRange(0, 1, min_open=True),
+            default=1.0,
+            help="Draw from the likeliest of this mass; 1: all.",
+        ),
         click.option("--seed", type=int, help="Make the draws repeatable."),
         click.option("--stop", multiple=True, help="End the answer before this text. Repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end, up to --max-tokens."),
@@ -64,7 +82,8 @@ def engine(config: Path | None, sets: Sequence[str], trace: Path | None = None) 
     from enginebay.engine import LLM
 
     if trace is not None:
-        sets = (*sets, f"telemetry.file={json.dumps(str(_fresh(trace)))}")
+        # whoever asks for a trace of one run wants each of its steps; a --set of their own comes later and wins
+        sets = (f"telemetry.file={json.dumps(str(_fresh(trace)))}", "telemetry.step_every=1", *sets)
     with contextlib.ExitStack() as stack:
         if sys.stderr.isatty():
             from rich.console import Console
@@ -77,12 +96,16 @@ def engine(config: Path | None, sets: Sequence[str], trace: Path | None = None) 
 
 
 def _fresh(trace: Path) -> Path:
-    """The trace file's absolute path; an older trace there is removed, anything else is refused."""
+    """The absolute path of the trace file; an older trace there is removed, anything else is refused."""
     path = trace.absolute()
     if path.exists():
         if not path.is_file():
             raise ConfigError(f"--trace {trace}: there is something that is no file; name a file to write")
         try:
+            with path.open("rb") as file:
+                begin = file.read(len(_TRACE_BEGIN))
+            if begin and begin != _TRACE_BEGIN:
+                raise ConfigError(f"--trace {trace}: the file that is there is no trace; remove it, or name another")
             path.unlink()
         except OSError as error:
             raise ConfigError(f"--trace {trace}: the old file cannot be removed: {error.strerror}") from error

@@ -10,6 +10,7 @@ import click
 
 from enginebay.cli._options import config_options
 from enginebay.cli._sampling import engine, sampling_options, sampling_params
+from enginebay.cli._signals import interrupts
 from enginebay.cli._style import printable
 from enginebay.errors import InvalidRequest, RequestTooLong
 
@@ -62,6 +63,7 @@ class Conversation:
             import readline  # noqa: F401  # gives input() a history and line editing
 
             click.echo(_HELP, err=True)
+            interrupts.quiet()
         while (line := self._read()) is not None:
             if line == "/exit":
                 break
@@ -85,6 +87,7 @@ class Conversation:
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
+                interrupts.dealt_with()
                 click.echo()  # a line that was begun is dropped
 
     def _turn(self, line: str) -> None:
@@ -110,6 +113,7 @@ class Conversation:
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
+            interrupts.dealt_with()
         click.echo()
         self._messages = [*asked, {"role": "assistant", "content": "".join(texts)}]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -12,6 +14,11 @@ from enginebay.errors import ConfigError
 _SHOWN = 20
 
 
+def _columns() -> int:
+    """The terminal's width; in a pipe, what most people can read."""
+    return shutil.get_terminal_size((110, 24)).columns if sys.stdout.isatty() else 110
+
+
 @click.command("trace")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--trace-id", metavar="HEX", help="Only the trace whose id begins so.")
@@ -20,6 +27,11 @@ def command(file: Path, trace_id: str | None, everything: bool) -> None:
     """Show a trace file as a tree: durations in milliseconds, and percent of the parent.
 
     The traces of steps are folded into one table of medians, unless --all or --trace-id asks for them.
+
+    \b
+    Example:
+      enginebay generate "Hello" --trace hello.jsonl
+      enginebay trace hello.jsonl
     """
     from enginebay.telemetry import read_spans, render_steps, render_tree
     from enginebay.tracing import ENGINE_STEP
@@ -34,10 +46,10 @@ def command(file: Path, trace_id: str | None, everything: bool) -> None:
         if not chosen:
             some = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
             raise ConfigError(f"{file}: no trace id begins with {trace_id!r}. It holds {len(ids)}: {some}")
-        click.echo(printable(render_tree(chosen, max_attributes=None)))
+        click.echo(printable(render_tree(chosen, columns=None)))
         return
     if everything:
-        click.echo(printable(render_tree(spans, max_attributes=None)))
+        click.echo(printable(render_tree(spans, columns=None)))
         return
 
     steps = {span.trace_id for span in spans if span.name == ENGINE_STEP}
@@ -45,7 +57,7 @@ def command(file: Path, trace_id: str | None, everything: bool) -> None:
     shown = set(others[:_SHOWN])
     blocks = []
     if shown:
-        blocks.append(render_tree([span for span in spans if span.trace_id in shown]))
+        blocks.append(render_tree([span for span in spans if span.trace_id in shown], columns=_columns()))
     if len(others) > len(shown):
         blocks.append(f"{len(others) - len(shown)} more traces: --all shows them.")
     if steps:

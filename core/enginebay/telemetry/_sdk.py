@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 

@@ -12,12 +12,12 @@ _MAX_VALUE = 80
 _LONG = frozenset({"exception.stacktrace", "exception.escaped"})
 
 
-def render_tree(spans: Sequence[SpanRecord], *, max_attributes: int | None = 8) -> str:
+def render_tree(spans: Sequence[SpanRecord], *, columns: int | None = 120) -> str:
     """A tree per trace, traces and siblings in start order.
 
-    A line has the name, milliseconds, percent of the parent, the status when it is an error, and attributes (at most
-    ``max_attributes``, None for all; ``enginebay.`` is left out of their names); events stand below with the time
-    since the span's start. A span whose parent is not among ``spans`` is a root of its trace.
+    A line has the name, milliseconds, percent of the parent, the status when it is an error, and attributes (as many
+    as fit into ``columns`` characters, None for all; ``enginebay.`` is left out of their names); events stand below
+    with the time since the span's start. A span whose parent is not among ``spans`` is a root of its trace.
     """
     traces: dict[str, list[SpanRecord]] = {}
     for span in sorted(spans, key=lambda s: s.start_ns):
@@ -26,9 +26,10 @@ def render_tree(spans: Sequence[SpanRecord], *, max_attributes: int | None = 8) 
     for trace_id, members in traces.items():
         rows = list(_rows(members))
         width = max(len(head) for head, _, _ in rows)
+        room = None if columns is None else columns - width - 2
         lines = [f"trace {trace_id}"]
         for head, row, parent in rows:
-            text = _event(row, parent) if isinstance(row, SpanEvent) else _figures(row, parent, max_attributes)
+            text = _event(row, parent) if isinstance(row, SpanEvent) else _figures(row, parent, room)
             lines.append(f"{head.ljust(width)}  {text}".rstrip())
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -88,7 +89,7 @@ def _rows(members: Sequence[SpanRecord]) -> Iterator[_Row]:
                 stack.append((child, span, indent + branch, indent + gap))
 
 
-def _figures(span: SpanRecord, parent: SpanRecord | None, max_attributes: int | None) -> str:
+def _figures(span: SpanRecord, parent: SpanRecord | None, room: int | None) -> str:
     text = f"{span.duration_ms:>10.2f} ms"
     if parent is not None and parent.end_ns > parent.start_ns:
         text += f" {100 * span.duration_ms / parent.duration_ms:>3.0f}%"
@@ -96,13 +97,15 @@ def _figures(span: SpanRecord, parent: SpanRecord | None, max_attributes: int | 
         text += "     "
     if span.status == "error":
         text += f"  ERROR {_one_line(span.message)}".rstrip()
-    pairs = list(span.attributes.items())
-    shown = pairs if max_attributes is None else pairs[:max_attributes]
-    text += "".join(f"  {_one_line(key.removeprefix('enginebay.'))}={_value(value)}" for key, value in shown)
-    if len(shown) < len(pairs):
-        text += f"  … {len(pairs) - len(shown)} more"
     if span.links:
         text += f"  → {len(span.links)} link{'s' if len(span.links) > 1 else ''}"
+    pairs = [f"  {_one_line(key.removeprefix('enginebay.'))}={_value(value)}" for key, value in span.attributes.items()]
+    for shown, pair in enumerate(pairs):
+        left = len(pairs) - shown
+        more = f"  … {left} more"
+        if room is not None and len(text) + len(pair) + (len(more) if left > 1 else 0) > room:
+            return text + more
+        text += pair
     return text
 
 

@@ -26,15 +26,11 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def generate(fake: Installed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run ``enginebay generate ARGUMENTS`` here; returns (exit code, stdout, stderr)."""
-    handler = signal.getsignal(signal.SIGTERM)
 
     def run(*arguments: str, stdin: bytes = b"", **options: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        try:
-            with pytest.raises(SystemExit) as caught:
-                main(["generate", *arguments, *fake.arguments(**options)])
-        finally:
-            signal.signal(signal.SIGTERM, handler)
+        with pytest.raises(SystemExit) as caught:
+            main(["generate", *arguments, *fake.arguments(**options)])
         out, err = capsys.readouterr()
         return int(caught.value.code or 0), out, err
 
@@ -167,6 +163,14 @@ def test_usage_errors(generate: Run, tmp_path: Path) -> None:
         2,
         f"enginebay: --trace {tmp_path}: there is something that is no file; name a file to write\n",
     )
+    for empty in (("",), ("-",), ()):
+        code, _, err = generate(*empty)
+        assert code == 2
+        assert err.endswith("Error: there is no prompt: give one, pipe one in, or name a file with --file\n")
+    for option, value in (("--max-tokens", "0"), ("--temperature", "-1"), ("--top-p", "1.5"), ("--top-k", str(2**70))):
+        code, _, err = generate("x", option, value)
+        assert code == 2
+        assert f"Invalid value for '{option}'" in err
     code, _, err = generate("--file", str(tmp_path / "nothing"))
     assert (code, err) == (2, f"enginebay: --file {tmp_path / 'nothing'} cannot be read: No such file or directory\n")
 
@@ -177,13 +181,24 @@ def test_what_a_model_says_cannot_move_the_cursor(generate: Run) -> None:
 
 def test_stats_and_a_fresh_trace(generate: Run, tmp_path: Path) -> None:
     trace = tmp_path / "a trace.jsonl"
-    trace.write_text("old")
+    trace.write_text("my notes")
+    code, _, err = generate("x", "--trace", str(trace))
+    assert (code, err) == (
+        2,
+        f"enginebay: --trace {trace}: the file that is there is no trace; remove it, or name another\n",
+    )
+    assert trace.read_text() == "my notes"
+    trace.write_text("")
+    assert generate("say:hello", "--trace", str(trace))[0] == 0
     code, _, err = generate("say:hello", "--stats", "--trace", str(trace))
     assert code == 0
     assert "6 tokens in " in err
     assert " tokens/s, " in err
     assert err.endswith(" ms to the first token\n")
-    names = {span.name for span in read_spans(trace)}
+    spans = read_spans(trace)
+    assert [span.name for span in spans].count("engine.step") >= 6, "not every step of the run was recorded"
+    assert [span.name for span in spans].count("engine.start") == 1, "the older trace is still there"
+    names = {span.name for span in spans}
     assert {"engine.start", "worker.load_model", "engine.step", "chat model", "decode"} <= names
 
 
@@ -200,11 +215,29 @@ def test_ctrl_c_ends_everything(fake: Installed) -> None:
     tree = [child.pid, *(process.pid for process in psutil.Process(child.pid).children(recursive=True))]
     os.killpg(child.pid, signal.SIGINT)
     _, err = child.communicate(timeout=30)
-    assert (child.returncode, err.decode()) == (130, "\ninterrupted\n")
+    assert (child.returncode, err.decode()) == (130, "\nstopping; Ctrl-C again ends at once\ninterrupted\n")
     until = time.monotonic() + 5
     while any(psutil.pid_exists(pid) for pid in tree):
         assert time.monotonic() < until, tree
         time.sleep(0.02)
+
+
+def test_a_second_ctrl_c_ends_at_once(fake: Installed) -> None:
+    """While a step of a minute is running, which the first one waits for."""
+    child = subprocess.Popen(
+        [*ENGINEBAY, "generate", "x", "--raw", *fake.arguments(step_seconds=60)],
+        env=fake.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stderr is not None
+    time.sleep(3)  # nothing tells from outside that it is in the step; earlier, it is in the imports: the same to us
+    child.send_signal(signal.SIGINT)
+    line = b"\nstopping; Ctrl-C again ends at once\n"
+    assert os.read(child.stderr.fileno(), len(line)) == line
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=5)
+    assert (child.returncode, err) == (130, b"")
 
 
 def test_termination_has_its_own_code(fake: Installed) -> None:

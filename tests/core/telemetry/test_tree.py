@@ -43,7 +43,7 @@ def test_tree() -> None:
     assert render_tree(START) == "\n".join(
         [
             "trace 00000000000000000000000000000001",
-            "engine.start            100.00 ms       model=tiny  → 1 link",
+            "engine.start            100.00 ms       → 1 link  model=tiny",
             "├─ config.resolve         1.50 ms   2%",
             "│    · read              +1.00 ms       lines=7",
             "└─ executor.launch       80.00 ms  80%  executor=uni",
@@ -64,8 +64,13 @@ def test_a_span_with_a_parent_elsewhere_is_a_root() -> None:
 
 def test_attributes_beyond_the_limit_are_counted() -> None:
     many = span(1, "s", 0, 1, attributes={f"a{n}": n for n in range(10)})
-    assert render_tree([many], max_attributes=2).endswith("  a0=0  a1=1  … 8 more")
-    assert render_tree([many], max_attributes=None).endswith("  a8=8  a9=9")
+    for columns in range(40, 100):
+        line = render_tree([many], columns=columns).splitlines()[1]
+        assert len(line) <= columns
+        shown = line.count("=")
+        assert shown == 10 or line.endswith(f"  … {10 - shown} more")
+    assert render_tree([many], columns=45).endswith("  a0=0  a1=1  … 8 more")
+    assert render_tree([many], columns=None).endswith("  a8=8  a9=9")
 
 
 def test_a_ring_of_parents_is_shown_and_ends() -> None:
