@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +40,7 @@ def _blocks(language: str) -> list[Block]:
     for path in _documents():
         text = path.read_text()
         for match in re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-            if match[1].strip() == language:
+            if fnmatch(match[1].strip(), language):
                 found.append(Block(path, text[: match.start()].count("\n") + 1, match[1], match[2]))
     return found
 
@@ -85,3 +89,40 @@ def test_flags_exist() -> None:
             assert command is not None
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word for word in rest if word.startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize(
+    ("page", "kind", "name"), [("schedulers.md", "scheduler", "shortest"), ("runners.md", "runner", "sum")]
+)
+def test_what_a_page_builds_passes_the_conformance_kit(
+    page: str, kind: str, name: str, tmp_path: Path, smollm2: Path
+) -> None:
+    module = f"enginebay_{name}"
+    files = {block.language.split()[1]: block.text for block in _blocks("python *.py") if block.source.name == page}
+    assert len(files) == 2
+    (tmp_path / module).mkdir()
+    for file, text in {"__init__.py": "", **files}.items():
+        (tmp_path / module / file).write_text(text)
+    about = tmp_path / f"{module}-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1.0\n")
+    (about / "entry_points.txt").write_text(f"[enginebay.{kind}s]\n{name} = {module}.plugin\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "enginebay.testing.plugin"),
+            *("--pyargs", "enginebay.testing.suite", f"--{kind}", name, "--model", str(smollm2)),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ passed", done.stdout)
+
+
+def test_no_placeholder_is_left() -> None:
+    for path in _documents():
+        assert "@@" not in path.read_text(), f"{path.name} has a placeholder"

@@ -3,7 +3,7 @@ prefix cache, and one by one. 16 prompts in the suite, all 64 with ``-m soak``."
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from enginebay.text import Tokenizer
 from support.parity import Reference, Verdict, cut_prompts, shipped_text
 
 MAX_TOKENS = 64
+Compare = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], Verdict]
 PARAMS = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
 SHORT, WHOLE = 16, 64
 PREEMPTIONS = {SHORT: 10, WHOLE: 20}
@@ -29,6 +30,27 @@ def prompts(request: pytest.FixtureRequest, smollm2: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def reference(smollm2: Path) -> Reference:
     return Reference(smollm2)
+
+
+@pytest.fixture(scope="module")
+def total() -> Iterator[Verdict]:
+    """The sum of all comparisons of this module; near ties are rare in all of them together."""
+    total = Verdict()
+    yield total
+    total.check()
+
+
+@pytest.fixture
+def compare(reference: Reference, total: Verdict) -> Compare:
+    """Compare answers with the reference: no fault, and counted in the total."""
+
+    def compare(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Verdict:
+        verdict = reference.compare(prompts, answers)
+        assert not verdict.faults, verdict.faults
+        total.add(verdict)
+        return verdict
+
+    return compare
 
 
 def engine(folder: Path, *sets: str) -> LLM:
@@ -54,25 +76,25 @@ def spread(prompts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def test_all_at_once_and_again_from_the_warm_prefix_cache(
-    roomy: LLM, reference: Reference, prompts: list[list[int]]
+    roomy: LLM, compare: Compare, prompts: list[list[int]]
 ) -> None:
     cold = answers(roomy, prompts)
-    reference.compare(prompts, cold).check()
+    compare(prompts, cold)
     hits = roomy.stats().scheduler.prefix_hits
     warm = roomy.generate(prompts, PARAMS)
-    reference.compare(prompts, [completion.token_ids for completion in warm]).check()
+    compare(prompts, [completion.token_ids for completion in warm])
     assert roomy.stats().scheduler.prefix_hits > hits
     whole_blocks = [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
     assert [completion.usage.cached_tokens for completion in warm] == whole_blocks
 
 
-def test_in_chunks(smollm2: Path, reference: Reference, prompts: list[list[int]]) -> None:
+def test_in_chunks(smollm2: Path, compare: Compare, prompts: list[list[int]]) -> None:
     with engine(smollm2, "cache.num_blocks=3072", "scheduler.max_num_batched_tokens=64") as llm:
-        reference.compare(prompts, answers(llm, prompts)).check()
+        compare(prompts, answers(llm, prompts))
 
 
 def test_with_a_cache_so_small_that_requests_are_preempted(
-    smollm2: Path, reference: Reference, prompts: list[list[int]]
+    smollm2: Path, compare: Compare, prompts: list[list[int]]
 ) -> None:
     """48 blocks hold one long request with little to spare, and with chunks of 64 tokens others begin beside it."""
     with engine(smollm2, "cache.num_blocks=48", "scheduler.max_num_batched_tokens=64") as llm:
@@ -83,15 +105,16 @@ def test_with_a_cache_so_small_that_requests_are_preempted(
     assert preemptions >= PREEMPTIONS[len(prompts)]
     assert counted.preemptions == preemptions
     assert counted.num_free_blocks == counted.num_blocks
-    reference.compare(prompts, [completion.token_ids for completion in completions]).check()
+    compare(prompts, [completion.token_ids for completion in completions])
 
 
-def test_one_by_one_and_against_generate_itself(roomy: LLM, reference: Reference, prompts: list[list[int]]) -> None:
+def test_one_by_one_and_against_generate_itself(
+    roomy: LLM, reference: Reference, compare: Compare, prompts: list[list[int]]
+) -> None:
     """6 of the prompts, or all 64 in the soak."""
     chosen = prompts if len(prompts) == WHOLE else spread(prompts, 6)
     alone = [answers(roomy, [prompt])[0] for prompt in chosen]
-    verdict = reference.compare(chosen, alone)
-    verdict.check()
+    verdict = compare(chosen, alone)
     literal = [reference.generate(prompt, MAX_TOKENS) for prompt in chosen]
     unequal = [index for index, (ours, theirs) in enumerate(zip(alone, literal, strict=True)) if ours != theirs]
     assert len(unequal) <= len(verdict.near_ties), f"prompts {unequal} differ from generate without a near tie"

@@ -47,8 +47,17 @@ class Verdict:
     near_ties: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
+    def add(self, other: Verdict) -> None:
+        """Count another comparison too."""
+        self.tokens += other.tokens
+        self.near_ties += other.near_ties
+        self.faults += other.faults
+
     def check(self) -> None:
-        """No fault, and near ties no more often than once in 50,000 tokens (one may fall into any sample)."""
+        """No fault, and near ties no more often than once in 50,000 tokens (one may fall into any sample).
+
+        It is meant for the sum of all comparisons of a run: of a small one it allows a near tie too.
+        """
         print(f"{self.tokens} tokens compared, {len(self.near_ties)} near ties: {self.near_ties}")
         assert not self.faults, self.faults
         assert len(self.near_ties) <= max(1, self.tokens // TOKENS_PER_NEAR_TIE), self.near_ties

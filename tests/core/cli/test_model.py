@@ -19,15 +19,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture(autouse=True)
-def _keep_signals() -> object:
-    import signal
-
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 def _run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main(["model", *arguments])
