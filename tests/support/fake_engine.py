@@ -110,6 +110,7 @@ class FakeExecutor(Executor[NoOptions]):
         self.steps: list[SchedulerOutput] = []
         self.keep_steps = True
         self.stopped = 0
+        self.step = -1
         self._drawn: ModelRunnerOutput | None = None
 
     def start(self, spec: StartSpec) -> StartResult:
@@ -120,7 +121,10 @@ class FakeExecutor(Executor[NoOptions]):
         call = decode_call(envelope.payload)
         try:
             assert isinstance(call, (ExecuteModel, SampleTokens))
-            payload = encode(StepResult(output=self._step(call)))
+            if isinstance(call, ExecuteModel):
+                self.step = call.scheduler_output.step
+            output = self._step(call)
+            payload = encode(StepResult(output=output, step=self.step))
         except Exception as error:
             payload = encode(describe_failure(error, phase="execute_model", rank=0))
         generation = envelope.generation if self.reply_generation is None else self.reply_generation
@@ -189,6 +193,9 @@ class Bytes:
     def push(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(bytes(t for t in token_ids if t < BOS))
 
+    def ahead(self, length: int) -> str:
+        return ""
+
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -224,26 +231,30 @@ class FakeEngine:
         )
         self.executor = FakeExecutor(context, draw)
         self.hooks = Watcher()
-        self.kv = KVCacheManager(num_blocks=num_blocks, block_size=block_size)
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
         )
-        scheduling = SchedulerContext(
-            options=NoOptions(),
-            limits=limits,
-            constraints=BatchConstraints(),
-            kv=self.kv.view(),
-            kv_cache=self.kv,
-            now=self.runtime.clock.now,
-        )
-        made = MechanicsScheduler(policy(scheduling), scheduling) if scheduler is None else scheduler(scheduling)
+        self.kv: KVCacheManager
+        """The cache of the scheduler that is in force."""
+
+        def make() -> Scheduler[NoOptions]:
+            self.kv = KVCacheManager(num_blocks=num_blocks, block_size=block_size)
+            scheduling = SchedulerContext(
+                options=NoOptions(),
+                limits=limits,
+                constraints=BatchConstraints(),
+                kv=self.kv.view(),
+                kv_cache=self.kv,
+                now=self.runtime.clock.now,
+            )
+            return MechanicsScheduler(policy(scheduling), scheduling) if scheduler is None else scheduler(scheduling)
 
         def fits(num_prompt_tokens: int, max_tokens: int) -> None:
             check_fits(num_prompt_tokens, max_tokens, limits, self.kv)
 
         self.parts = CoreParts(
             executor=self.executor,
-            scheduler=made,
+            make_scheduler=make,
             runtime=self.runtime,
             hooks=self.hooks,
             limits=AdmissionLimits(vocab_size=VOCAB, runner="runner 'fake' 1.0", features=features, check_fits=fits),
@@ -251,6 +262,7 @@ class FakeEngine:
             model="fake-model",
             scheduler_name="scheduler 'fake' 1.0",
             runner_name="runner 'fake' 1.0",
+            executor_name="executor 'fake' 1.0",
             eos_token_ids=frozenset({EOS}),
             max_model_len=max_model_len,
             generation=self.generation,

@@ -196,6 +196,7 @@ MODELS = st.builds(
     eos_token_ids=TOKENS,
     bos_token_id=st.none() | INTS,
     config=st.dictionaries(TEXT, JSON, max_size=3),
+    ignored_generation=st.lists(TEXT, max_size=2).map(tuple),
 )
 STARTS = st.builds(
     StartPayload,

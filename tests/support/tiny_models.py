@@ -54,6 +54,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-one-kv-head": ("LlamaForCausalLM", {"num_key_value_heads": 1, "head_dim": 16}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": 12}),
     "mistral-no-window": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral-layer-types": (  # transformers' AutoModel takes it for a Ministral
+        "MistralForCausalLM",
+        {"sliding_window": 12, "layer_types": ["sliding_attention"] * 3},
+    ),
     "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     "qwen2-mixed-window": (
         "Qwen2ForCausalLM",
@@ -107,8 +111,7 @@ def reference(folder: Path, prompts: list[list[int]], max_new_tokens: int) -> li
     import torch
     import transformers
 
-    architecture = json.loads((folder / "config.json").read_text("utf-8"))["architectures"][0]
-    model = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     answers = []
     with torch.inference_mode():
         for prompt in prompts:

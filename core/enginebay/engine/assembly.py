@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from opentelemetry import trace
@@ -19,7 +18,9 @@ from enginebay.engine.core import EngineCore
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.plan import Plan
 from enginebay.engine.replies import Generation
-from enginebay.interfaces import Executor, ExecutorContext
+from enginebay.engine.texts import read_tokenizer
+from enginebay.engine.watch import WorkerWatch
+from enginebay.interfaces import Executor, ExecutorContext, Scheduler, SchedulerLimits
 from enginebay.kvcache import KVCacheManager
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime
@@ -27,55 +28,48 @@ from enginebay.scheduling import check_fits, make_scheduler
 from enginebay.text import IncrementalDetokenizer, Tokenizer
 from enginebay.transport import encode, unwrap
 
-__all__ = ["StartMarks", "start"]
+__all__ = ["start", "start_in"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartMarks:
-    """When what came before the assembly happened, as (start, end) in nanoseconds of wall time, for the start trace."""
+class _Blocks:
+    """The size of the KV cache, as far as ``check_fits`` asks."""
 
-    config: tuple[int, int]
-    plugins: tuple[int, int]
+    num_blocks: int
+    block_size: int
 
 
-def start(
-    plan: Plan,
-    runtime: Runtime,
-    host: PluginHost,
-    *,
-    tokenizer: Tokenizer | None = None,
-    marks: StartMarks | None = None,
-) -> EngineCore:
+def start(plan: Plan, runtime: Runtime, host: PluginHost) -> EngineCore:
     """Start the engine that ``plan`` describes; returns when its workers are warm.
 
-    ``tokenizer`` is the model's (None: read from its folder). Raises what the plan's parts raise: ``StartFailed``
-    (exit code 3) with rank and phase, or a ``ConfigError`` (2) that only the workers could find; whatever was
-    started has then been stopped.
+    Raises what the plan's parts raise: ``StartFailed`` (exit code 3) with rank and phase, or a ``ConfigError`` (2)
+    that only the workers could find; whatever was started has then been stopped.
     """
-    attributes = _attributes(plan)
-    with tracing.span(tracing.ENGINE_START, attributes, start_ns=None if marks is None else marks.config[0]) as span:
-        if marks is not None:
-            _past(span, tracing.CONFIG_RESOLVE, marks.config)
-            _past(span, tracing.PLUGIN_DISCOVERY, marks.plugins)
-        tokenizer = tokenizer or Tokenizer.from_folder(plan.config.model.tokenizer or Path(plan.model.path))
-        generation = Generation()
-        context = _executor_context(plan, runtime, generation)
-        executor: Executor[Any] | None = None
-        try:
-            made = plan.executor.plugin.factory(context)
-            executor = made
-            executor = host.hooks.wrap_executor(made, context)
-            with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
-                bring_up = BringUp(
-                    plan, executor, runtime, generation=generation.current, traceparent=tracing.traceparent(launch)
-                )
-                workers, budget, longest, in_force = _bring_up(plan, bring_up, host)
-            core = _core(plan, runtime, host, executor, generation, tokenizer, budget, longest, in_force)
-            span.set_attributes({tracing.KV_BLOCKS: budget.num_blocks, **_kernel(workers)})
-        except BaseException:
-            if executor is not None:
-                executor.stop(runtime.clock.now() + plan.config.deadlines.stop)
-            raise
+    with tracing.span(tracing.ENGINE_START) as span:
+        return start_in(span, plan, runtime, host, read_tokenizer(plan))
+
+
+def start_in(span: trace.Span, plan: Plan, runtime: Runtime, host: PluginHost, tokenizer: Tokenizer) -> EngineCore:
+    """The same within the span of a start that began earlier; ``tokenizer`` is ``read_tokenizer(plan)``."""
+    span.set_attributes(_attributes(plan))
+    generation, watch = Generation(), WorkerWatch()
+    context = _executor_context(plan, runtime, generation, watch)
+    executor: Executor[Any] | None = None
+    try:
+        made = plan.executor.plugin.factory(context)
+        executor = made
+        executor = host.hooks.wrap_executor(made, context)
+        with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
+            bring_up = BringUp(
+                plan, executor, runtime, generation=generation.current, traceparent=tracing.traceparent(launch)
+            )
+            workers, budget, longest, in_force = _bring_up(plan, bring_up, host)
+        core = _core(plan, runtime, host, executor, generation, watch, tokenizer, budget, longest, in_force)
+        span.set_attributes({tracing.KV_BLOCKS: budget.num_blocks, **_kernel(workers)})
+    except BaseException:
+        if executor is not None:
+            executor.stop(runtime.clock.now() + plan.config.deadlines.stop)
+        raise
     host.hooks.engine_started(core.in_force)
     return core
 
@@ -111,7 +105,8 @@ def _bring_up(
     return workers, budget, longest, in_force
 
 
-def _executor_context(plan: Plan, runtime: Runtime, generation: Generation) -> ExecutorContext[Any]:
+def _executor_context(plan: Plan, runtime: Runtime, generation: Generation, watch: WorkerWatch) -> ExecutorContext[Any]:
+    # record_resource stays the interface's no-op: nobody reads a manifest before there is something that reclaims
     return ExecutorContext(
         options=plan.executor.options,
         runtime=runtime,
@@ -119,6 +114,7 @@ def _executor_context(plan: Plan, runtime: Runtime, generation: Generation) -> E
         unwrap=unwrap,
         next_call_id=generation.next_call_id,
         generation=lambda: generation.current,
+        worker_exited=watch.exited,
         call_timeout=plan.config.deadlines.call,
     )
 
@@ -129,27 +125,14 @@ def _core(
     host: PluginHost,
     executor: Executor[Any],
     generation: Generation,
+    watch: WorkerWatch,
     tokenizer: Tokenizer,
     budget: BlockBudget,
     longest: int,
     in_force: dict[str, str],
 ) -> EngineCore:
-    kv_cache = KVCacheManager(
-        num_blocks=budget.num_blocks,
-        block_size=plan.block_size,
-        prefix_caching=plan.prefix_caching,
-        reserved_blocks=budget.reserved_blocks,
-    )
     limits = dataclasses.replace(plan.limits, max_model_len=longest)
-    scheduler = make_scheduler(
-        plan.scheduler.plugin,
-        plan.scheduler.options,
-        limits=limits,
-        constraints=plan.constraints,
-        kv_cache=kv_cache,
-        now=runtime.clock.now,
-    )
-    blocks = kv_cache.view()
+    blocks = _Blocks(num_blocks=budget.num_blocks - budget.reserved_blocks, block_size=plan.block_size)
 
     def fits(num_prompt_tokens: int, max_tokens: int) -> None:
         check_fits(num_prompt_tokens, max_tokens, limits, blocks, plan.constraints)
@@ -160,7 +143,7 @@ def _core(
     return EngineCore(
         CoreParts(
             executor=executor,
-            scheduler=scheduler,
+            make_scheduler=lambda: _scheduler(plan, runtime, budget, limits),
             runtime=runtime,
             hooks=host.hooks,
             limits=_admission(plan, fits),
@@ -168,9 +151,12 @@ def _core(
             model=plan.model.name,
             scheduler_name=plan.scheduler.name_and_version,
             runner_name=plan.runner.name_and_version,
+            executor_name=plan.executor.name_and_version,
+            max_tokens_per_step=plan.constraints.max_tokens_per_step,
             eos_token_ids=frozenset(plan.model.eos_token_ids),
             max_model_len=longest,
             generation=generation,
+            watch=watch,
             in_force=in_force,
             output_rank=plan.world.output_rank,
             call_timeout=plan.config.deadlines.call,
@@ -178,6 +164,23 @@ def _core(
             request_timeout=plan.config.deadlines.request,
             step_every=plan.config.telemetry.step_every,
         )
+    )
+
+
+def _scheduler(plan: Plan, runtime: Runtime, budget: BlockBudget, limits: SchedulerLimits) -> Scheduler[Any]:
+    """An empty scheduler over an empty KV cache of its own."""
+    return make_scheduler(
+        plan.scheduler.plugin,
+        plan.scheduler.options,
+        limits=limits,
+        constraints=plan.constraints,
+        kv_cache=KVCacheManager(
+            num_blocks=budget.num_blocks,
+            block_size=plan.block_size,
+            prefix_caching=plan.prefix_caching,
+            reserved_blocks=budget.reserved_blocks,
+        ),
+        now=runtime.clock.now,
     )
 
 
@@ -206,8 +209,3 @@ def _attributes(plan: Plan) -> dict[str, str | int]:
 def _kernel(workers: LoadedWorkers) -> dict[str, str]:
     attention = workers.models[0].in_force.get("attention")
     return {} if attention is None else {tracing.ATTENTION: attention}
-
-
-def _past(parent: trace.Span, name: str, marks: tuple[int, int]) -> None:
-    child = tracing.tracer().start_span(name, context=trace.set_span_in_context(parent), start_time=marks[0])
-    child.end(marks[1])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from enginebay.engine.client import LOOK_SECONDS, InProcessClient
 from enginebay.engine.front import ConfigLike, Front, Message, Prompt, Request
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.sinks import PendingDelta
@@ -27,7 +30,8 @@ class AsyncLLM:
             async for output in llm.generate("The capital of France is"):
                 print(output.text, end="")
 
-    Entering starts the engine and raises ``ConfigError`` or ``StartFailed`` when it cannot be.
+    Entering starts the engine and raises ``ConfigError`` or ``StartFailed`` when it cannot be. Without ``async with``,
+    await ``start`` and ``close``; what is forgotten is closed with the object, or at the interpreter's end.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class AsyncLLM:
         """Assigns; nothing is started. ``sets`` are ``section.key=value``. ``runtime`` and ``host`` are for tests."""
         self._open: Callable[[], Front] = lambda: Front.open(config, sets, runtime=runtime, host=host)
         self._front: Front | None = None
+        self._finalizer: weakref.finalize[[], AsyncLLM] | None = None
+        self._changing = asyncio.Lock()  # one start or close at a time
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -52,21 +58,29 @@ class AsyncLLM:
         await self.close()
 
     async def start(self) -> None:
-        """Start the engine, off the event loop. A cancellation waits for the start to end, and undoes it."""
-        starting = asyncio.get_running_loop().run_in_executor(None, self._open)
-        try:
-            self._front = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            front = (await asyncio.gather(starting, return_exceptions=True))[0]
-            if isinstance(front, Front):
-                await asyncio.to_thread(front.close)
-            raise
+        """Start the engine, off the event loop; one that runs is left as it is.
+
+        A cancellation waits for the start to end and be undone; a second one leaves that to the thread that does it.
+        """
+        async with self._changing:
+            if self._front is None:
+                front = await _Start(self._open).front()
+                self._finalizer = weakref.finalize(self, front.client.ask_to_stop)
+                self._finalizer.atexit = False  # the client has its own, which waits
+                self._front = front
 
     async def close(self) -> None:
-        """Stop the engine and give everything back. Bounded by ``[deadlines] stop``; idempotent."""
-        front, self._front = self._front, None
-        if front is not None:
-            await asyncio.to_thread(front.close)
+        """Stop the engine and give everything back, as ``LLM.close`` does; idempotent.
+
+        One that is being started is waited for. A cancellation leaves the closing to the thread that does it.
+        """
+        async with self._changing:
+            front, self._front = self._front, None
+            if front is not None:
+                assert self._finalizer is not None, "it comes with the front"
+                self._finalizer.detach()
+                front.client.ask_to_stop()  # it ends also if the next line is cancelled before it begins
+                await asyncio.to_thread(front.close)
 
     @property
     def in_force(self) -> dict[str, str]:
@@ -75,7 +89,12 @@ class AsyncLLM:
 
     async def stats(self) -> EngineStats:
         """How the engine stands now."""
-        return await asyncio.to_thread(self._live().client.stats)
+        client = self._live().client
+        answer, asked = client.ask_stats(), client.now
+        waited = asyncio.wrap_future(answer)  # not in a thread: a long step would use them all up
+        while not (await asyncio.wait([waited], timeout=LOOK_SECONDS))[0]:
+            client.check_patience(answer, asked)
+        return waited.result()
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **rest: Any) -> AsyncStream:
         """Complete a prompt, delta by delta. ``rest``: ``request_id``, ``priority``, ``tenant``, ``timeout`` …
@@ -84,12 +103,12 @@ class AsyncLLM:
         loop early, dropping the stream, or cancelling the task aborts the request.
         """
         front = self._live()
-        return AsyncStream(front, lambda: front.request(prompt, params, **rest))
+        return AsyncStream(self, front.client, lambda: front.request(prompt, params, **rest))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None, **rest: Any) -> AsyncStream:
         """Answer a conversation by the model's chat template; the rest as in ``generate``."""
         front = self._live()
-        return AsyncStream(front, lambda: front.chat_request(messages, params, **rest))
+        return AsyncStream(self, front.client, lambda: front.chat_request(messages, params, **rest))
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Raises ``UnknownRequest``."""
@@ -101,11 +120,56 @@ class AsyncLLM:
         return self._front
 
 
-class AsyncStream(AsyncIterator[RequestOutput]):
-    """The deltas of one request. A slow reader gets fewer and longer ones: at most one is pending, with no gap."""
+class _Start:
+    """One start in a thread of its own. What it opens after it was given up, it closes itself, whatever then runs."""
 
-    def __init__(self, front: Front, make: Callable[[], Request]) -> None:
-        self._client = front.client
+    def __init__(self, open_front: Callable[[], Front]) -> None:
+        self._open = open_front
+        self._lock = threading.Lock()
+        self._given_up = threading.Event()
+        self._opened: Front | None = None
+
+    async def front(self) -> Front:
+        """Start, and wait for it."""
+        opening = asyncio.get_running_loop().run_in_executor(None, self._run)
+        try:
+            front = await asyncio.shield(opening)
+        except BaseException as error:
+            with self._lock:
+                self._given_up.set()
+                opened = self._opened
+            opening.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody wants to know
+            if opened is not None:  # in the moment in which we were cancelled
+                opened.client.ask_to_stop()
+            if isinstance(error, asyncio.CancelledError):
+                await asyncio.wait([opening])
+                if opened is not None:
+                    await asyncio.to_thread(opened.close)
+            raise
+        assert front is not None, "only what was given up is closed by its thread"
+        return front
+
+    def _run(self) -> Front | None:
+        if self._given_up.is_set():
+            return None
+        front = self._open()
+        with self._lock:
+            if not self._given_up.is_set():
+                self._opened = front
+                return front
+        front.close()
+        return None
+
+
+class AsyncStream(AsyncIterator[RequestOutput]):
+    """The deltas of one request. A slow reader gets fewer and longer ones: at most one is pending, with no gap.
+
+    It keeps its engine from being forgotten.
+    """
+
+    def __init__(self, owner: AsyncLLM, client: InProcessClient, make: Callable[[], Request]) -> None:
+        self._owner = owner
+        self._client = client
         self._make = make
         self._request: Request | None = None
         self._sink: _AsyncSink | None = None
@@ -124,7 +188,7 @@ class AsyncStream(AsyncIterator[RequestOutput]):
             raise StopAsyncIteration
         try:
             sink = self._sink or await self._begin()
-            output = await sink.next()
+            output = await sink.next(self._client)
         except BaseException:
             self._abort()
             raise
@@ -169,9 +233,16 @@ class _AsyncSink:
         """Called by the engine's thread."""
         self._call(self._set_error, error)
 
-    async def next(self) -> RequestOutput:
+    async def next(self, client: InProcessClient) -> RequestOutput:
         """The merged delta, once there is one; raises the engine's end after everything that came before it."""
-        await self._arrived.wait()
+        while not self._arrived.is_set():
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._arrived.wait()
+            except TimeoutError:
+                await asyncio.sleep(0)  # what it told last may be on its way
+                if not self._arrived.is_set():
+                    client.check_alive()
         if not self._pending:
             assert self._error is not None
             raise self._error

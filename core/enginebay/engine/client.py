@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
 from enginebay.engine.admission import Ask, check_id, validate
 from enginebay.engine.core import EngineCore
@@ -11,41 +15,83 @@ from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats, Sink, Stop
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.sinks import PendingDelta
 from enginebay.engine.spans import TEXT_COMPLETION
-from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, UnknownRequest
+from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, UnknownRequest, WorkerHung
 from enginebay.messages import RequestOutput
 
-__all__ = ["Collector", "InProcessClient"]
+__all__ = ["LOOK_SECONDS", "Collector", "InProcessClient"]
 
-_LOOK_SECONDS = 5.0
+LOOK_SECONDS = 5.0
+"""How long one who waits for the engine sleeps before looking whether it is there at all."""
+
+_UNWIND_SECONDS = 1.0
+"""How long the loop's thread may take to tell everybody and end, once its workers were cut off."""
 
 
 class InProcessClient:
     """Talks to one core through its loop. Thread-safe; every error is the caller's own."""
 
-    def __init__(self, core: EngineCore, *, stop_timeout: float) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        *,
+        stop_timeout: float,
+        call_timeout: float = 300.0,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Assigns. The timeouts are seconds; ``on_end`` is called in the engine's thread when all of it has ended."""
         self._core = core
         self._loop = EngineLoop(core)
         self._stop_timeout = stop_timeout
+        self._call_timeout = call_timeout
+        self._on_end = on_end
         self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
         self._live: set[str] = set()
-        self._stopped = False
+        self._stop_deadline: float | None = None
+        self._pid = os.getpid()
+        self._thread_id: int | None = None
 
     def start(self) -> None:
-        """Start the loop."""
-        self._loop.start()
+        """Start the loop in its thread. It owns the core from here on, also when the start fails."""
+        atexit.register(self.stop)
+        try:
+            self._loop.start(self._run)
+        except BaseException:
+            atexit.unregister(self.stop)
+            self._core.stop()
+            raise
 
-    def is_alive(self) -> bool:
-        """Whether the loop runs."""
-        return self._loop.is_alive()
+    def _run(self) -> None:
+        self._thread_id = threading.get_ident()
+        try:
+            self._loop.run()
+        finally:
+            atexit.unregister(self.stop)
+            self._on_end()
 
-    def validate(self, ask: Ask) -> None:
-        """Raise what is wrong with the request, in the caller's thread; nothing is sent."""
-        validate(ask, self._core.limits)
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a forked child: the engine's threads and workers are its parent's."""
+        return os.getpid() == self._pid
+
+    def check_alive(self) -> None:
+        """Raise the engine's end when nobody is there to answer."""
+        if not self.is_of_this_process:
+            raise EngineDead(
+                f"the engine runs in process {self._pid}, and this process was forked from it, which takes none of "
+                "its threads along: make an engine here, or fork before the first is made"
+            )
+        if not self._loop.is_alive():
+            raise self._core.death() or EngineDead("the engine stopped: its thread has ended")
+
+    def validate(self, ask: Ask) -> Ask:
+        """The request in plain values, or what is wrong with it, in the caller's thread; nothing is sent."""
+        return validate(ask, self._core.limits)
 
     def add_request(self, ask: Ask, sink: Sink, *, operation: str = TEXT_COMPLETION, validated: bool = False) -> None:
         """Send a request; its outputs go to ``sink``. Raises what is wrong with it, or the engine's end."""
         if not validated:
-            self.validate(ask)
+            ask = self.validate(ask)
+        self.check_alive()
         with self._lock:
             if ask.request_id in self._live:
                 raise DuplicateRequest(
@@ -56,8 +102,12 @@ class InProcessClient:
             self._live.add(ask.request_id)
         try:
             self._loop.send(Add(ask=ask, sink=_Tracked(self, ask.request_id, sink), operation=operation))
-        except BaseException:
+        except EnginebayError:
             self.forget(ask.request_id)
+            raise
+        except BaseException:  # interrupted: it may have been sent already, and its end then frees the id
+            with contextlib.suppress(EnginebayError):
+                self._loop.send(Abort(request_id=ask.request_id))
             raise
 
     def abort(self, request_id: str) -> None:
@@ -66,6 +116,7 @@ class InProcessClient:
         Raises ``UnknownRequest`` for an id that no unfinished request has.
         """
         check_id(request_id)
+        self.check_alive()  # before any lock: in a forked child its owner may be a thread that is not there
         with self._lock:
             known = request_id in self._live
         if not known:
@@ -80,28 +131,71 @@ class InProcessClient:
             return
 
     def stats(self) -> EngineStats:
-        """How the engine stands."""
+        """How the engine stands; waits for a step that runs. Raises the engine's end, or ``WorkerHung``."""
+        clock = self._core.runtime.clock
+        answer, asked = self.ask_stats(), clock.now()
+        while True:
+            try:
+                return self._core.runtime.wait(answer, clock.now() + LOOK_SECONDS)
+            except TimeoutError:
+                self.check_patience(answer, asked)
+
+    def ask_stats(self) -> Future[EngineStats]:
+        """The same without waiting. Whoever waits calls ``check_patience`` every ``LOOK_SECONDS``; do not cancel it."""
+        self.check_alive()
         command = ReadStats()
         self._loop.send(command)
-        runtime = self._core.runtime
-        return runtime.wait(command.answer, runtime.clock.now() + self._stop_timeout)
+        return command.answer
+
+    def check_patience(self, answer: Future[EngineStats], asked: float) -> None:
+        """Raise when an answer that was asked for at ``asked``, in seconds of the engine's clock, will not come."""
+        if answer.done():
+            return
+        self.check_alive()
+        patience = 2 * self._call_timeout + self._stop_timeout  # a step is two calls at most
+        if self._core.runtime.clock.now() - asked > patience:
+            raise WorkerHung(
+                f"the engine has not said how it stands for {patience:g} s: a step, or the scheduler, does not come to "
+                "its end ([deadlines] call)"
+            )
+
+    @property
+    def now(self) -> float:
+        """Seconds of the engine's clock."""
+        return self._core.runtime.clock.now()
 
     def forget(self, request_id: str) -> None:
         """The request has ended; its id is free."""
         with self._lock:
             self._live.discard(request_id)
 
+    def ask_to_stop(self) -> None:
+        """Tell the engine to end itself when its step has ended, and wait for nothing: from any thread, at any time.
+
+        This is what the garbage collector may call, in whatever thread and in the middle of whatever.
+        """
+        if self.is_of_this_process:
+            with contextlib.suppress(EnginebayError):  # the loop may have ended by itself
+                self._loop.send(Stop())
+
     def stop(self) -> None:
-        """End the engine and its thread. Bounded, also when a worker hangs; idempotent."""
+        """End the engine and its thread, by one deadline for all of it, also when a worker hangs; idempotent.
+
+        In the engine's own thread, which cannot wait for itself, it only asks. In a forked child it does nothing.
+        """
+        if not self.is_of_this_process:
+            return
+        clock = self._core.runtime.clock
         with self._lock:
-            if self._stopped:
-                return
-            self._stopped = True
-        with contextlib.suppress(EnginebayError):  # the loop may have ended by itself
-            self._loop.send(Stop())
-        if not self._loop.join(self._stop_timeout):
+            if self._stop_deadline is None:
+                self._stop_deadline = clock.now() + self._stop_timeout
+                self._core.stop_by(self._stop_deadline)
+        self.ask_to_stop()
+        if threading.get_ident() == self._thread_id:
+            return
+        if not self._loop.join(max(0.0, self._stop_deadline - clock.now())):
             self._core.cut()
-            self._loop.join(self._stop_timeout)
+            self._loop.join(_UNWIND_SECONDS)
 
 
 class _Tracked:
@@ -154,10 +248,12 @@ class Collector:
 
         Raises the engine's end once everything that came before it was taken.
         """
+        if not client.is_of_this_process:  # the lock may belong to a thread that was not forked along
+            client.check_alive()
         with self._condition:
             while not self._ready and self._error is None:
-                if not self._condition.wait(_LOOK_SECONDS) and not client.is_alive():
-                    raise EngineDead("the engine stopped: its thread has ended")
+                client.check_alive()
+                self._condition.wait(LOOK_SECONDS)
             if not self._ready:
                 assert self._error is not None
                 raise type(self._error)(str(self._error))

@@ -21,6 +21,9 @@ class Detokenizer(Protocol):
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens made final."""
 
+    def ahead(self, length: int) -> str:
+        """The last ``length`` characters of what ``finish`` would return, if stop strings count in it; else ""."""
+
     def finish(self) -> str:
         """What was held back until now."""
 
@@ -31,6 +34,9 @@ DetokenizerFactory = Callable[[bool], Detokenizer]
 
 class _NoText:
     def push(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def ahead(self, length: int) -> str:
         return ""
 
     def finish(self) -> str:
@@ -68,6 +74,13 @@ class StopStrings:
         keep = max(self._matched)
         self._held = buffer[len(buffer) - keep :] if keep else ""
         return buffer[: len(buffer) - keep], None
+
+    def ends_with_stop(self, ahead: str) -> bool:
+        """Whether a stop string would end just where ``ahead`` does, if that came next.
+
+        Of ``ahead``, as many characters as the longest stop string has are enough.
+        """
+        return (self._held + ahead).endswith(self._stops)
 
     def finish(self) -> str:
         """The text that was held back because a stop string could have begun there."""
@@ -108,10 +121,15 @@ class TextState:
     def __init__(self, params: SamplingParams, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(params.stop)
+        self._longest = max(map(len, params.stop), default=0)
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """The text that this token made final, and the stop string that it completed, if it did."""
-        return self._stops.push(self._detokenizer.push((token_id,)))
+        text, stop = self._stops.push(self._detokenizer.push((token_id,)))
+        if stop is None and self._longest and self._stops.ends_with_stop(self._detokenizer.ahead(self._longest)):
+            tail, stop = self.finish()
+            text += tail
+        return text, stop
 
     def finish(self) -> tuple[str, str | None]:
         """All that was held back, at the row's end; it too may complete a stop string."""

@@ -7,33 +7,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from enginebay import tracing
 from enginebay.engine.admission import AdmissionLimits, Ask, admit, validate
 from enginebay.engine.death import Death
+from enginebay.engine.error_detail import log_error_detail
 from enginebay.engine.execution import Execution
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.ledger import Row
 from enginebay.engine.parts import CoreParts, EngineStats
-from enginebay.engine.replies import check_output, foreign_token
+from enginebay.engine.progress import Progress
+from enginebay.engine.replies import check_output
 from enginebay.engine.requests import Requests
 from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
-from enginebay.engine.steps import InFlight, StepRecorder
-from enginebay.errors import (
-    DuplicateRequest,
-    EnginebayError,
-    RequestError,
-)
-from enginebay.messages import (
-    Committed,
-    FinishReason,
-    ModelRunnerOutput,
-    RequestOutput,
-    StepReport,
-)
+from enginebay.engine.steps import InFlight, StepRecorder, StepVoid
+from enginebay.errors import DuplicateRequest, EnginebayError, RequestError
+from enginebay.messages import FinishReason, ModelRunnerOutput, RequestOutput, StepReport
 from enginebay.runtime import Runtime
 
 __all__ = ["EngineCore"]
@@ -49,13 +42,12 @@ class EngineCore:
         self._clock = parts.runtime.clock
         self._executor = parts.executor
         self._execution = Execution(parts)
-        self._scheduler = GuardedScheduler(
-            parts.scheduler, name=parts.scheduler_name, clock=parts.runtime.clock, patience=parts.call_timeout
-        )
+        self._scheduler = GuardedScheduler(parts.make_scheduler, name=parts.scheduler_name)
         self._seeds = parts.runtime.entropy.stream("seeds")
         self._in_flight: deque[InFlight] = deque()
         self._death: Death | None = None
         self._stopped = False
+        self._stop_deadline: float | None = None
         self._num_arrived = 0
         self._num_steps = 0
         wall = WallTime(self._clock)
@@ -67,6 +59,7 @@ class EngineCore:
             max_model_len=parts.max_model_len,
             on_finished=parts.hooks.request_finished,
         )
+        self._progress = Progress(self._requests, parts)
 
     @property
     def limits(self) -> AdmissionLimits:
@@ -91,7 +84,7 @@ class EngineCore:
         """
         self._raise_if_dead()
         if not validated:
-            validate(ask, self.limits)
+            ask = validate(ask, self.limits)
         if ask.request_id in self._requests.ledger:
             raise DuplicateRequest(
                 f"request id {ask.request_id!r} is in use by an unfinished request: choose another, or abort that one",
@@ -105,16 +98,10 @@ class EngineCore:
             default_timeout=self._parts.request_timeout,
         )
         self._num_arrived += 1
-        try:
+        with self._or_die(spare=RequestError):
             self._scheduler.add_request(request)
-        except RequestError:
-            raise
-        except Exception as error:
-            self._die(error)
-            raise self._fresh_death() from None
-        self._requests.open(
-            request, operation=operation, generation=self._parts.generation.current, now_ns=self._clock.now_ns()
-        )
+        with self._or_die():
+            self._requests.open(request, operation=operation, now_ns=self._clock.now_ns())
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests; ids that are not known (or ended by now) are passed over.
@@ -122,23 +109,27 @@ class EngineCore:
         Their last outputs, with ``finish_reason`` "abort", come with the next step's.
         """
         live = [row for request_id in request_ids if (row := self._requests.ledger.get(request_id)) is not None]
-        self._finish(live, FinishReason.ABORT)
+        with self._or_die():
+            self._finish(live, FinishReason.ABORT)
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(
-            self._in_flight or self._requests.has_outputs or len(self._requests) or self._scheduler.has_requests()
-        )
+        if self._in_flight or self._requests.has_outputs or len(self._requests):
+            return True
+        with self._or_die():
+            return self._death is None and self._scheduler.has_requests()
 
     def stats(self) -> EngineStats:
-        """How the engine stands now."""
+        """How the engine stands now; of a dead one, how it stood last."""
+        with self._or_die():
+            scheduler = self._scheduler.make_stats() if self._death is None else self._scheduler.last_stats
         return EngineStats(
             unfinished=len(self._requests),
             steps=self._num_steps,
             committed_tokens=self._requests.num_tokens,
             finished=self._requests.num_finished,
             dropped_replies=self._execution.num_dropped,
-            scheduler=self._scheduler.make_stats(),
+            scheduler=scheduler,
         )
 
     def death(self) -> EnginebayError | None:
@@ -152,26 +143,23 @@ class EngineCore:
         Raises the engine's death (``EngineDead``, ``PolicyFailed``, ``WorkerLost`` …) when it cannot go on.
         """
         self._raise_if_dead()
-        try:
+        with self._or_die():
+            self._parts.watch.raise_if_lost()
             self._finish(self._requests.expired(self._clock.now()), FinishReason.ERROR, error="deadline")
             while len(self._in_flight) < self._parts.depth and self._launch():
                 pass
-            scheduled = bool(self._in_flight)
+            scheduled, flight, output = bool(self._in_flight), None, None
             if scheduled:
                 flight = self._in_flight[0]
                 output = self._execution.wait(flight)
-                self._in_flight.popleft()
                 if drain is not None:
                     drain()
-                if output is None:  # the step never happened: nobody drew, and what it wrote is computed again
-                    self._scheduler.update_from_output(flight.scheduled, Committed())
-                    self._scheduler.preempt_all()
+                if output is None:
+                    self._void()
                 else:
                     self._commit(flight, output)
-            self._scheduler.watch_progress(scheduled=scheduled, num_waiting=len(self._requests))
-        except Exception as error:
-            self._die(error)
-            raise self._fresh_death() from None
+                    self._in_flight.popleft()  # until now it is one that may fail
+            self._progress.look(flight, dropped=scheduled and output is None)
         return self._requests.take_outputs(), scheduled
 
     def stop(self) -> None:
@@ -179,17 +167,21 @@ class EngineCore:
         if self._stopped:
             return
         self._stopped = True
-        for row in self._requests.ledger:
-            self._requests.end(row, FinishReason.ABORT, self._clock.now_ns())
         self._in_flight.clear()
+        self._requests.end_all(FinishReason.ABORT, self._clock.now_ns())
         if self._death is None:
             self._death = Death.closed()
-            self._executor.stop(self._clock.now() + self._parts.stop_timeout)
+            self._stop_workers()
         self._parts.hooks.engine_stopped()
+
+    def stop_by(self, deadline: float) -> None:
+        """Whatever stops the workers from now on does so by ``deadline``, in seconds of the clock; from any thread."""
+        self._stop_deadline = deadline
 
     def cut(self) -> None:
         """Stop the workers under a step that does not end, from any thread; the step then fails, and all with it."""
-        self._executor.stop(self._clock.now() + self._parts.stop_timeout)
+        if not self._stopped:  # else it is being done
+            self._executor.stop(self._workers_gone_by())
 
     def _launch(self) -> bool:
         """Schedule a step and send it; False when there is nothing to run."""
@@ -203,7 +195,7 @@ class EngineCore:
         sent = msgspec.structs.replace(scheduled, step=step, generation=generation)
         rows = self._requests.observe(sent, scheduled_ns, self._parts.scheduler_name)
         trace = self._recorder.begin(step, start_ns, scheduled_ns)
-        future = self._execution.send(sent, "" if trace is None else tracing.traceparent(trace.execute))
+        call = self._execution.send(sent, "" if trace is None else tracing.traceparent(trace.execute))
         flight = InFlight(
             step=step,
             generation=generation,
@@ -212,7 +204,7 @@ class EngineCore:
             rows=rows,
             start_ns=start_ns,
             scheduled_ns=scheduled_ns,
-            future=future,
+            call=call,
             trace=trace,
         )
         self._in_flight.append(flight)
@@ -222,28 +214,25 @@ class EngineCore:
 
     def _commit(self, flight: InFlight, output: ModelRunnerOutput) -> None:
         """Make the drawn tokens exist, tell the scheduler, tell the observers. Nothing in here waits."""
-        check_output(output, flight, self._parts.runner_name)
-        drawn_by_id = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
+        check_output(output, flight, self._parts.runner_name, max_tokens=self._parts.max_tokens_per_step)
+        committed = self._requests.settle(flight, output, self.limits, self._clock.now_ns())
+        self._scheduler.update_from_output(flight.scheduled, committed)
+        self._report(flight, sum(map(len, committed.token_ids.values())))
+
+    def _void(self) -> None:
+        """Drop every step in flight: they never happened, and nothing of them is kept.
+
+        The next generation begins, which makes the workers drop their rows, with a fresh scheduler and an empty KV
+        cache; the ledger fills it. Answers that come to the dropped steps belong to another generation.
+        """
         now_ns = self._clock.now_ns()
-        tokens: dict[str, tuple[int, ...]] = {}
-        finished: dict[str, FinishReason] = {}
-        for request_id, (row, offset) in flight.rows.items():
-            if row.finish is not None:  # aborted while the step ran
-                continue
-            drawn = drawn_by_id.get(request_id, ())
-            fault = output.faults.get(request_id) or foreign_token(drawn, self.limits)
-            link = self._requests.link_of_ending(request_id, flight)
-            finish: FinishReason | None = None
-            if fault:
-                finish = FinishReason.ERROR
-                self._requests.end(row, finish, now_ns, error=fault)
-            elif drawn:
-                tokens[request_id], finish = self._requests.commit(row, offset, drawn, now_ns)
-            if finish is not None:
-                finished[request_id] = finish
-                flight.links += [] if link is None else [link]
-        self._scheduler.update_from_output(flight.scheduled, Committed(token_ids=tokens, finished=finished))
-        self._report(flight, sum(map(len, tokens.values())))
+        for flight in self._in_flight:
+            self._recorder.fail(flight, StepVoid("it was dropped, and what it computed is computed again"), now_ns)
+        self._in_flight.clear()
+        self._parts.generation.current += 1
+        self._scheduler.renew()
+        for request in self._requests.void(now_ns):
+            self._scheduler.add_request(request)
 
     def _report(self, flight: InFlight, num_committed_tokens: int) -> None:
         report = StepReport(
@@ -273,22 +262,38 @@ class EngineCore:
         if self._death is not None:
             raise self._death.error()
 
-    def _fresh_death(self) -> EnginebayError:
-        assert self._death is not None, "asked for the cause of a death that did not happen"
-        return self._death.error()
+    @contextmanager
+    def _or_die(self, *, spare: type[EnginebayError] | tuple[()] = ()) -> Iterator[None]:
+        """Around all that calls a stranger's code: what it raises is the engine's death, unless it is ``spare``."""
+        try:
+            yield
+        except spare:
+            raise
+        except Exception as error:
+            raise self._die(error) from None
 
-    def _die(self, error: Exception) -> None:
-        """Make ``error`` the one root cause: end every request with it, and stop the workers."""
+    def _die(self, error: Exception) -> EnginebayError:
+        """Make ``error`` the one root cause: end every request with it, and stop the workers; returns the death."""
+        if self._death is not None:
+            return self._death.error()
         self._death = Death.of(error)
+        log_error_detail(error, self._parts.in_force, self._in_flight, self._scheduler.last_stats)
         now_ns = self._clock.now_ns()
         for flight in self._in_flight:
             self._recorder.fail(flight, error, now_ns)
         self._in_flight.clear()
-        for row in self._requests.ledger:
-            self._requests.end(row, FinishReason.ERROR, now_ns, error=self._death.message)
+        self._requests.end_all(FinishReason.ERROR, now_ns, error=self._death.message)
         self._requests.take_outputs()
-        _log.info("the engine dies of this", exc_info=error)
+        self._stop_workers()
+        return self._death.error()
+
+    def _stop_workers(self) -> None:
         try:
-            self._executor.stop(self._clock.now() + self._parts.stop_timeout)
-        except Exception as second:
-            _log.warning("stopping the workers failed too: %s", second)
+            self._executor.stop(self._workers_gone_by())
+        except (Exception, SystemExit) as error:
+            _log.warning("stopping the workers failed: %s: %s", type(error).__name__, error)
+
+    def _workers_gone_by(self) -> float:
+        if self._stop_deadline is not None:
+            return self._stop_deadline
+        return self._clock.now() + self._parts.stop_timeout

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from enginebay import tracing
 from enginebay.config import EngineConfig, Resolved, load
 from enginebay.engine.admission import Ask
-from enginebay.engine.assembly import StartMarks, start
+from enginebay.engine.assembly import start_in
 from enginebay.engine.client import InProcessClient
 from enginebay.engine.plan import Plan, plan
 from enginebay.engine.spans import CHAT, TEXT_COMPLETION
-from enginebay.errors import InvalidRequest
+from enginebay.engine.texts import find_chat_template, read_tokenizer
+from enginebay.errors import InvalidRequest, ModelError
 from enginebay.messages import FinishReason, RequestOutput, SamplingParams, Usage
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime, system_runtime
@@ -84,13 +85,15 @@ def resolve_config(config: ConfigLike, sets: Sequence[str]) -> Resolved:
 class Front:
     """A running engine with its tokenizer. ``close`` gives everything back; it is bounded and idempotent."""
 
-    def __init__(self, client: InProcessClient, plan: Plan, runtime: Runtime, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, client: InProcessClient, plan: Plan, runtime: Runtime, tokenizer: Tokenizer, telemetry: Telemetry
+    ) -> None:
         self.client = client
         self.plan = plan
         self.tokenizer = tokenizer
         self.in_force: dict[str, str] = {}
         self._ids = runtime.entropy.stream("request_ids")
-        self._undo = contextlib.ExitStack()
+        self._telemetry = telemetry
 
     @classmethod
     def open(
@@ -105,33 +108,39 @@ class Front:
         runtime, host = runtime or system_runtime(), host or PluginHost()
         clock = runtime.clock
         with contextlib.ExitStack() as undo:
-            begun = clock.wall_ns()
+            begun_ns = clock.wall_ns()
             resolved = resolve_config(config, sets)
             telemetry: Telemetry = setup(resolved.config.telemetry, role="engine")
             undo.callback(telemetry.shutdown)
-            configured = clock.wall_ns()
-            made = plan(resolved, host)
-            planned = clock.wall_ns()
-            tokenizer = Tokenizer.from_folder(made.config.model.tokenizer or Path(made.model.path))
-            marks = StartMarks(config=(begun, configured), plugins=(configured, planned))
-            core = start(made, runtime, host, tokenizer=tokenizer, marks=marks)
-            client = InProcessClient(core, stop_timeout=made.config.deadlines.stop)
-            undo.callback(core.stop)
-            client.start()
-            undo.callback(client.stop)
-            front = cls(client, made, runtime, tokenizer)
+            with tracing.span(tracing.ENGINE_START, start_ns=begun_ns) as span:  # here, so that no failure lacks it
+                tracing.past(tracing.CONFIG_RESOLVE, begun_ns, clock.wall_ns())
+                with tracing.span(tracing.PLUGIN_DISCOVERY):
+                    made = plan(resolved, host)
+                tokenizer = read_tokenizer(made)
+                core = start_in(span, made, runtime, host, tokenizer)
+            deadlines = made.config.deadlines
+            client = InProcessClient(
+                core, stop_timeout=deadlines.stop, call_timeout=deadlines.call, on_end=telemetry.shutdown
+            )
+            front = cls(client, made, runtime, tokenizer, telemetry)
             front.in_force = core.in_force
-            front._undo = undo.pop_all()
+            client.start()
+            undo.pop_all()
         return front
 
     def close(self) -> None:
-        """Stop the engine, its thread and its exporters."""
-        self._undo.close()
+        """Stop the engine, its thread and its exporters. In a forked child nothing of these is there to be stopped."""
+        if not self.client.is_of_this_process:
+            return
+        try:
+            self.client.stop()
+        finally:
+            self._telemetry.shutdown()
 
     @functools.cached_property
-    def chat_template(self) -> ChatTemplate:
-        """The model's own chat template; raises ``ModelError`` when it has none."""
-        return ChatTemplate.from_folder(self.plan.config.model.tokenizer or Path(self.plan.model.path))
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own chat template, if it has one. Raises ``ModelError`` for a broken one."""
+        return find_chat_template(self.plan)
 
     def request(self, prompt: Prompt, params: SamplingParams | None, **rest: Any) -> Request:
         """A checked request for a plain completion. ``rest`` are fields of ``Ask``. Raises ``InvalidRequest``."""
@@ -144,6 +153,10 @@ class Front:
 
     def chat_request(self, messages: Sequence[Message], params: SamplingParams | None, **rest: Any) -> Request:
         """A checked request for the answer to a conversation; its ``prompt`` is the last message's text."""
+        if self.chat_template is None:
+            raise ModelError(
+                f"the model in {self.plan.model.path} has no chat template: give it plain prompts, or use a chat model"
+            )
         ids = encode_chat(self.tokenizer, self.chat_template, messages)
         return self._checked(ids, params, messages[-1]["content"], CHAT, rest)
 
@@ -158,8 +171,7 @@ class Front:
         rest.setdefault("request_id", f"{self._ids.getrandbits(64):016x}")
         rest.setdefault("traceparent", tracing.traceparent())
         ask = Ask(prompt_token_ids=tuple(ids), params=SamplingParams() if params is None else params, **rest)
-        self.client.validate(ask)
-        return Request(ask=ask, prompt=prompt, operation=operation)
+        return Request(ask=self.client.validate(ask), prompt=prompt, operation=operation)
 
 
 T = TypeVar("T")

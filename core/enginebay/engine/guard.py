@@ -1,10 +1,15 @@
-"""A scheduler as the core calls it: what a stranger's code raises, or holds back for ever, is told with its name."""
+"""A scheduler as the core calls it: what a stranger's code raises, or answers in a wrong type, is told with its name.
+
+After a void a fresh one takes its place: what the old one knew is never used again, except for its counters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from enginebay.errors import EnginebayError, PolicyFailed
 from enginebay.interfaces import Scheduler
@@ -13,27 +18,43 @@ from enginebay.messages import (
     EngineRequest,
     FinishReason,
     GrammarOutput,
+    NewRequest,
+    ResumedRequest,
+    RunningRequest,
     SchedulerOutput,
     SchedulerStats,
     StepReport,
 )
-from enginebay.runtime import Clock
 
 __all__ = ["GuardedScheduler"]
 
+_FIELDS: Final[dict[str, type[object]]] = {
+    "new": NewRequest,
+    "running": RunningRequest,
+    "resumed": ResumedRequest,
+    "finished": str,
+    "preempted": str,
+}
+
 
 class GuardedScheduler:
-    """The scheduler's methods; every exception that is not one of ours becomes ``PolicyFailed``.
+    """The scheduler's methods; every exception that is not one of ours becomes ``PolicyFailed``, and so does a value
+    of another type than the method's.
 
-    ``name`` is how messages name it ("scheduler 'fcfs' 1.0"); ``patience`` is how many seconds it may schedule nothing.
+    ``name`` is how messages name it ("scheduler 'fcfs' 1.0"); ``make`` returns an empty one over an empty KV cache.
     """
 
-    def __init__(self, scheduler: Scheduler[Any], *, name: str, clock: Clock, patience: float) -> None:
-        self._scheduler = scheduler
+    def __init__(self, make: Callable[[], Scheduler[Any]], *, name: str) -> None:
+        self._make = make
         self._name = name
-        self._clock = clock
-        self._patience = patience
-        self._last_progress: float | None = None
+        self._before = self._last = SchedulerStats()
+        self._scheduler = make()
+
+    def renew(self) -> None:
+        """Put an empty scheduler in this one's place."""
+        self._before = self.make_stats()
+        with self._guard("its factory"):
+            self._scheduler = self._make()
 
     def add_request(self, request: EngineRequest) -> None:
         with self._guard("add_request"):
@@ -45,42 +66,70 @@ class GuardedScheduler:
 
     def schedule(self) -> SchedulerOutput:
         with self._guard("schedule"):
-            return self._scheduler.schedule()
+            scheduled = self._scheduler.schedule()
+        self._check("schedule", scheduled, SchedulerOutput)
+        self._check_fields(scheduled)
+        return scheduled
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         with self._guard("get_grammar_bitmask"):
-            return self._scheduler.get_grammar_bitmask(scheduler_output)
+            grammar = self._scheduler.get_grammar_bitmask(scheduler_output)
+        if grammar is not None:
+            self._check("get_grammar_bitmask", grammar, GrammarOutput)
+        return grammar
 
     def update_from_output(self, scheduler_output: SchedulerOutput, committed: Committed) -> None:
         with self._guard("update_from_output"):
             self._scheduler.update_from_output(scheduler_output, committed)
 
-    def preempt_all(self) -> None:
-        with self._guard("preempt_all"):
-            self._scheduler.preempt_all()
-
     def has_requests(self) -> bool:
         with self._guard("has_requests"):
-            return self._scheduler.has_requests()
+            return bool(self._scheduler.has_requests())
 
     def make_stats(self) -> SchedulerStats:
+        """How it stands; the counters go on from those of the schedulers before it."""
         with self._guard("make_stats"):
-            return self._scheduler.make_stats()
+            stats = self._scheduler.make_stats()
+        self._check("make_stats", stats, SchedulerStats)
+        before = self._before
+        self._last = msgspec.structs.replace(
+            stats,
+            preemptions=before.preemptions + stats.preemptions,
+            prefix_queries=before.prefix_queries + stats.prefix_queries,
+            prefix_hits=before.prefix_hits + stats.prefix_hits,
+        )
+        return self._last
+
+    @property
+    def last_stats(self) -> SchedulerStats:
+        """What ``make_stats`` answered last; nobody is asked."""
+        return self._last
 
     def on_step(self, report: StepReport) -> None:
         with self._guard("on_step"):
             self._scheduler.on_step(report)
 
-    def watch_progress(self, *, scheduled: bool, num_waiting: int) -> None:
-        """A scheduler may hold requests back for a while, but not for ever: then it raises ``PolicyFailed``."""
-        now = self._clock.now()
-        if scheduled or not num_waiting or self._last_progress is None:
-            self._last_progress = now
-        elif now - self._last_progress > self._patience:
+    def _check(self, method: str, value: object, expected: type[object]) -> None:
+        if not isinstance(value, expected):
             raise PolicyFailed(
-                f"{self._name} has scheduled nothing for {now - self._last_progress:.0f} s, "
-                f"although {num_waiting} requests wait"
+                f"{self._name} returned {type(value).__name__} from {method}, and must return {expected.__name__}"
             )
+
+    def _check_fields(self, scheduled: SchedulerOutput) -> None:
+        """The fields that the core walks through: a struct does not look at what it is made of."""
+        for field, kind in _FIELDS.items():
+            values: object = getattr(scheduled, field)
+            if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+                raise PolicyFailed(f"{self._name} scheduled a step whose {field!r} is not a tuple of {kind.__name__}")
+        counts: object = scheduled.num_scheduled_tokens
+        if not isinstance(counts, dict):
+            raise PolicyFailed(f"{self._name} scheduled a step whose 'num_scheduled_tokens' is no dict")
+        for request_id, count in counts.items():
+            if not isinstance(request_id, str) or type(count) is not int or count < 1:
+                raise PolicyFailed(
+                    f"{self._name} scheduled {count!r:.80} tokens of request {request_id!r:.80}; "
+                    "a request that runs has an integer of 1 or more"
+                )
 
     @contextmanager
     def _guard(self, method: str) -> Iterator[None]:
@@ -88,5 +137,5 @@ class GuardedScheduler:
             yield
         except EnginebayError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PolicyFailed(f"{self._name} raised {type(error).__name__} in {method}: {error}") from error

@@ -16,14 +16,13 @@ class LedgerGap(AssertionError):
 
 @dataclass(kw_only=True, slots=True)
 class Row:
-    """One choice of one request: what was asked, what was committed, and where it runs. Nothing that can be derived.
+    """One request: what was asked, and what was committed. Nothing that can be derived, and nothing that nobody reads.
 
-    ``deadline`` is monotonic seconds. ``seed`` is the effective one, drawn at admission. ``streamed`` and
-    ``acknowledged`` count tokens: handed to the client's queue, and known to have reached it.
+    ``deadline`` is monotonic seconds. ``seed`` is the effective one, drawn at admission. ``recoveries`` counts how
+    often the request was given to a fresh scheduler.
     """
 
     request_id: str
-    choice: int
     arrival: float
     arrival_number: int
     deadline: float | None
@@ -36,20 +35,14 @@ class Row:
     cache_salt: str
     traceparent: str
     extra: dict[str, bytes]
-    weights_version: int = 0
     committed: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
-    group: int = 0
-    generation: int = 0
-    attempts: int = 0
-    suspicion: int = 0
-    streamed: int = 0
-    acknowledged: int = 0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
+    recoveries: int = 0
 
     def usage(self) -> Usage:
         """Committed tokens, counted once; work done again is apart."""
@@ -101,12 +94,11 @@ class Ledger:
         """The live row of that id."""
         return self._rows.get(request_id)
 
-    def open(self, request: EngineRequest, *, generation: int) -> Row:
+    def open(self, request: EngineRequest) -> Row:
         """A row for a request that was admitted. Its id is not in use."""
         assert request.request_id not in self._rows, f"request {request.request_id!r} has a row already"
         row = Row(
             request_id=request.request_id,
-            choice=0,
             arrival=request.arrival,
             arrival_number=request.arrival_number,
             deadline=request.deadline,
@@ -120,7 +112,6 @@ class Ledger:
             traceparent=request.traceparent,
             extra=request.extra,
             committed=list(request.committed_token_ids),
-            generation=generation,
         )
         self._rows[row.request_id] = row
         return row
@@ -149,7 +140,6 @@ class Ledger:
         row.stop_reason = stop_reason
         if finish is not None:
             return self._close(row, finish, from_offset=from_offset, token_ids=tuple(token_ids), text=text)
-        row.streamed = len(row.committed)
         return RequestOutput(request_id=row.request_id, offset=from_offset, token_ids=tuple(token_ids), text=text)
 
     def end(self, row: Row, finish: FinishReason, *, text: str = "", error: str | None = None) -> RequestOutput:
@@ -162,7 +152,6 @@ class Ledger:
         self, row: Row, finish: FinishReason, *, from_offset: int, token_ids: tuple[int, ...], text: str
     ) -> RequestOutput:
         row.finish = finish
-        row.streamed = len(row.committed)
         del self._rows[row.request_id]
         return RequestOutput(
             request_id=row.request_id,

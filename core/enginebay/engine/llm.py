@@ -21,7 +21,7 @@ from enginebay.engine.front import (
     refusal,
 )
 from enginebay.engine.parts import EngineStats
-from enginebay.errors import EngineDead, InvalidRequest, ModelError
+from enginebay.errors import EngineDead, InvalidRequest
 from enginebay.messages import RequestOutput, SamplingParams
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime
@@ -53,7 +53,8 @@ class LLM:
     ) -> None:
         """Start the engine; ``sets`` are ``section.key=value``. ``runtime`` and ``host`` are for tests."""
         self._front = Front.open(config, sets, runtime=runtime, host=host)
-        self._finalizer = weakref.finalize(self, self._front.close)
+        self._finalizer = weakref.finalize(self, self._front.client.ask_to_stop)
+        self._finalizer.atexit = False  # the client has its own, which waits
 
     def __enter__(self) -> Self:
         return self
@@ -64,8 +65,13 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the engine and give everything back. Bounded by ``[deadlines] stop``; idempotent."""
-        self._finalizer()
+        """Stop the engine and give everything back; idempotent.
+
+        Bounded by ``[deadlines] stop``, once for all of it, and a few seconds to tell everybody and export the last
+        spans.
+        """
+        self._finalizer.detach()
+        self._front.close()
 
     @property
     def in_force(self) -> dict[str, str]:
@@ -74,11 +80,8 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model can be talked to with ``chat``."""
-        try:
-            return bool(self._open_front().chat_template)
-        except ModelError:
-            return False
+        """Whether the model can be talked to with ``chat``. Raises ``ModelError`` when its template is broken."""
+        return self._open_front().chat_template is not None
 
     def stats(self) -> EngineStats:
         """How the engine stands now."""
@@ -123,12 +126,12 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Complete one prompt, delta by delta. Leaving the loop early, or dropping the stream, aborts the request."""
         front = self._open_front()
-        return Stream(front.client, front.request(prompt, params))
+        return Stream(self, front.client, front.request(prompt, params))
 
     def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Answer one conversation, delta by delta."""
         front = self._open_front()
-        return Stream(front.client, front.chat_request(messages, params))
+        return Stream(self, front.client, front.chat_request(messages, params))
 
     def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Raises ``UnknownRequest``."""
@@ -186,9 +189,13 @@ class LLM:
 
 
 class Stream(Iterator[RequestOutput]):
-    """The deltas of one request, as they come; a slow reader gets fewer and longer ones, and no gap."""
+    """The deltas of one request, as they come; a slow reader gets fewer and longer ones, and no gap.
 
-    def __init__(self, client: InProcessClient, request: Request) -> None:
+    It keeps its engine from being forgotten, so ``LLM(…).stream(…)`` can be read to its end.
+    """
+
+    def __init__(self, owner: LLM, client: InProcessClient, request: Request) -> None:
+        self._owner = owner
         self._client = client
         self._request = request
         self._collector = Collector()

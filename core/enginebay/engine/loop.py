@@ -85,9 +85,9 @@ class EngineLoop:
         self._stopping = False
         self._thread: Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread = self._core.runtime.spawner.thread("enginebay-engine", self.run)
+    def start(self, body: Callable[[], None] | None = None) -> None:
+        """Start the thread; its ``body``, if it is not ``run`` itself, calls ``run``."""
+        self._thread = self._core.runtime.spawner.thread("enginebay-engine", body or self.run)
 
     def send(self, command: Command) -> None:
         """Give the loop a command, from any thread. Raises the engine's end when the loop has ended."""
@@ -126,13 +126,13 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Take the commands that are there, run one step, hand out what came of it; wait when there is nothing."""
-        self._drain()
-        if self._stopping:
-            return
-        if self._core.death() is not None or not self._core.has_work():
-            self._wait(_IDLE_SECONDS)
-            return
         try:
+            self._drain()
+            if self._stopping:
+                return
+            if self._core.death() is not None or not self._core.has_work():
+                self._wait(_IDLE_SECONDS)
+                return
             outputs, scheduled = self._core.step(self._drain)
         except EnginebayError:
             self._fail_all(self._end)
@@ -143,20 +143,27 @@ class EngineLoop:
             self._wait(_HELD_SECONDS)
 
     def _wait(self, seconds: float) -> None:
+        """Sleep until the bell rings, or for so long. What it rang for is found in the inbox."""
+        if not self._inbox:
+            self._hear(self._clock.now() + seconds)
+
+    def _hear(self, deadline: float) -> bool:
+        """Wait for a ring and take it; whether there was one."""
         try:
-            if self._ear.receive(self._clock.now() + seconds) is None:
+            if self._ear.receive(deadline) is None:
                 self._stopping = True
+                return False
         except TimeoutError:
-            return
-        if self._inbox:
-            self._handle(self._inbox.popleft())
+            return False
+        return True
 
     def _drain(self) -> None:
-        """Handle every command that is there; each has one ring of the bell."""
+        """Handle every command that is there. The bell only wakes: a ring may come late, or, once, not at all."""
+        if self._inbox:
+            while self._hear(self._clock.now()):  # before the inbox is read: a later ring has a command of its own
+                pass
         while self._inbox:
-            command = self._inbox.popleft()
-            self._ear.receive(self._clock.now() + _IDLE_SECONDS)
-            self._handle(command)
+            self._handle(self._inbox.popleft())
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -185,6 +192,7 @@ class EngineLoop:
             command.answer.set_result(self._core.stats())
         except EnginebayError as error:
             command.answer.set_exception(error)
+            self._fail_all(self._end)
 
     def _deliver(self, output: RequestOutput) -> None:
         sink = self._sinks.get(output.request_id)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from enginebay.engine.admission import AdmissionLimits
 from enginebay.engine.commit import DetokenizerFactory
 from enginebay.engine.replies import Generation
+from enginebay.engine.watch import WorkerWatch
 from enginebay.interfaces import Executor, Scheduler
 from enginebay.messages import RequestSummary, SchedulerStats, StepReport
 from enginebay.runtime import Runtime
@@ -43,14 +45,17 @@ class Observers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CoreParts:
-    """What assembly puts together. ``scheduler_name`` and ``runner_name`` are for messages: "runner 'v1' 1.0".
+    """What assembly puts together. The names of the parts are for messages: "runner 'v1' 1.0".
 
+    ``make_scheduler`` returns an empty scheduler over an empty KV cache: the first one, and another whenever steps in
+    flight are void. ``watch`` is what the executor reports deaths to.
     ``max_model_len`` is the longest request in tokens, ``call_timeout`` and ``stop_timeout`` are seconds,
-    ``depth`` is how many steps may be in flight.
+    ``depth`` is how many steps may be in flight, ``max_tokens_per_step`` how many tokens the runner may draw for one
+    request in one step.
     """
 
     executor: Executor[Any]
-    scheduler: Scheduler[Any]
+    make_scheduler: Callable[[], Scheduler[Any]]
     runtime: Runtime
     hooks: Observers
     limits: AdmissionLimits
@@ -62,6 +67,9 @@ class CoreParts:
     max_model_len: int
     generation: Generation
     in_force: dict[str, str]
+    watch: WorkerWatch = field(default_factory=WorkerWatch)
+    executor_name: str = "the executor"
+    max_tokens_per_step: int = 1
     output_rank: int = 0
     call_timeout: float = 300.0
     stop_timeout: float = 10.0

@@ -134,6 +134,9 @@ def _parts_in_force(
     wrappers = host.hooks.listeners("enginebay_wrap_executor")
     if wrappers:
         parts.append(InForce("executor wrapped by", ", ".join(wrappers), "innermost first"))
+    if model.ignored_generation:
+        ignored = f"not applied: {', '.join(model.ignored_generation)}"
+        parts.append(InForce("generation_config", ignored, "requests carry their own sampling"))
     parts += [
         InForce("workers", str(len(world.ranks)), _sizes_from(resolved)),
         InForce(

@@ -12,7 +12,7 @@ from enginebay.errors import EngineDead
 from enginebay.interfaces import Executor
 from enginebay.messages import ModelRunnerOutput, Replies, StepResult
 
-__all__ = ["Generation", "check_output", "foreign_token", "step_output"]
+__all__ = ["Generation", "check_output", "fault_of", "step_result"]
 
 
 class Generation:
@@ -27,36 +27,49 @@ class Generation:
         return next(self._ids)
 
 
-def step_output(executor: Executor[Any], replies: Replies, output_rank: int, step: int) -> ModelRunnerOutput | None:
+def step_result(executor: Executor[Any], replies: Replies, output_rank: int, step: int) -> StepResult:
     """The output rank's answer to a step; what any rank reported as failed is raised."""
     results = executor.context.unwrap(replies)
     for reply, result in zip(replies.replies, results, strict=True):
         if reply.rank == output_rank:
             if not isinstance(result, StepResult):
                 raise EngineDead(f"rank {output_rank} answered step {step} with {type(result).__name__}")
-            return result.output
+            return result
     raise EngineDead(f"rank {output_rank}, which returns the tokens, did not answer step {step}")
 
 
-def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str) -> None:
-    """Raise ``EngineDead`` naming the runner when it answers for something that it was not asked."""
+def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, max_tokens: int) -> None:
+    """Raise ``EngineDead`` naming the runner when it answers for something that it was not asked.
+
+    ``max_tokens`` is how many tokens it may draw for one request; for a partial prefill it draws none.
+    """
     if len(output.request_ids) != len(output.sampled_token_ids):
         raise EngineDead(
             f"the engine stopped: {runner} answered step {flight.step} with {len(output.request_ids)} "
             f"request ids and {len(output.sampled_token_ids)} rows of tokens"
         )
     answered = set(output.request_ids)
-    strangers = sorted(answered - flight.rows.keys())
+    strangers = sorted((answered | output.faults.keys()) - flight.rows.keys())
     if strangers or len(answered) != len(output.request_ids):
         what = f"request {strangers[0]!r}, which is not in it" if strangers else "one request twice"
         raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} for {what}")
     missing = sorted(flight.rows.keys() - answered - output.faults.keys())
     if missing:
         raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} without request {missing[0]!r}")
+    for request_id, drawn in zip(output.request_ids, output.sampled_token_ids, strict=True):
+        most = max_tokens if request_id in flight.drawing else 0
+        if len(drawn) > most:
+            why = f"it declares at most {max_tokens}" if most else "its tokens are not all computed yet"
+            raise EngineDead(
+                f"the engine stopped: {runner} drew {len(drawn)} tokens for request {request_id!r} "
+                f"in step {flight.step}; {why}"
+            )
 
 
-def foreign_token(drawn: Sequence[int], limits: AdmissionLimits) -> str | None:
-    """What is wrong when a token is drawn that the model does not have: it fails its request, not the step."""
+def fault_of(request_id: str, output: ModelRunnerOutput, drawn: Sequence[int], limits: AdmissionLimits) -> str | None:
+    """What is wrong with one request alone: the runner says so, or drew a token that the model does not have."""
+    if request_id in output.faults:
+        return output.faults[request_id] or f"{limits.runner} failed it, and did not say why"
     for token_id in drawn:
         if not 0 <= token_id < limits.vocab_size:
             return f"{limits.runner} drew token {token_id}, outside the vocabulary (0 to {limits.vocab_size - 1})"

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from opentelemetry.trace import Link
 
+from enginebay.engine.admission import AdmissionLimits
 from enginebay.engine.commit import DetokenizerFactory, TextState, trim
 from enginebay.engine.ledger import Ledger, Row
+from enginebay.engine.replies import fault_of
 from enginebay.engine.spans import RequestSpans, Timeline, link_to
-from enginebay.engine.steps import InFlight
+from enginebay.engine.steps import InFlight, starts_of
 from enginebay.errors import PolicyFailed
-from enginebay.messages import EngineRequest, FinishReason, RequestOutput, RequestSummary, SchedulerOutput
+from enginebay.messages import (
+    Committed,
+    EngineRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    NewRequest,
+    RequestOutput,
+    RequestSummary,
+    ResumedRequest,
+    SchedulerOutput,
+)
 
 __all__ = ["Requests"]
 
+_log = logging.getLogger(__name__)
+
+_MANY_DEADLINES: Final = 64
+"""Beyond twice the live requests and these, the deadlines are mostly of requests that have ended."""
+
 
 class Requests:
-    """The live requests. What a row's end needs is done in one place, so that no map keeps a dead one."""
+    """The live requests. What a row's end needs is done in one place, so that no map keeps a dead one.
+
+    ``num_prefilled`` counts the known tokens that were sent to be computed for the first time, ``busy_since`` is when
+    a request came while there was none (monotonic seconds).
+    """
 
     def __init__(
         self,
@@ -32,6 +55,8 @@ class Requests:
         self.ledger = Ledger()
         self.num_finished = 0
         self.num_tokens = 0
+        self.num_prefilled = 0
+        self.busy_since = 0.0
         self._spans = spans
         self._detokenizer = detokenizer
         self._eos_token_ids = eos_token_ids
@@ -40,11 +65,18 @@ class Requests:
         self._texts: dict[str, TextState] = {}
         self._timelines: dict[str, Timeline] = {}
         self._computed: dict[str, int] = {}
+        self._ahead: dict[str, int] = {}
+        """Tokens that steps in flight will draw."""
         self._deadlines: list[tuple[float, int, str]] = []
         self._outputs: list[RequestOutput] = []
 
     def __len__(self) -> int:
         return len(self.ledger)
+
+    @property
+    def progress(self) -> int:
+        """Grows whenever a token was committed, a request ended, or one was computed further than ever before."""
+        return self.num_tokens + self.num_finished + self.num_prefilled
 
     @property
     def has_outputs(self) -> bool:
@@ -56,11 +88,15 @@ class Requests:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def open(self, request: EngineRequest, *, operation: str, generation: int, now_ns: int) -> Row:
-        """A row and its companions for a request that was admitted."""
-        row = self.ledger.open(request, generation=generation)
-        self._texts[row.request_id] = TextState(row.params, self._detokenizer(row.params.skip_special_tokens))
-        self._timelines[row.request_id] = self._spans.open(row, operation, now_ns)
+    def open(self, request: EngineRequest, *, operation: str, now_ns: int) -> Row:
+        """A row and its companions for a request that was admitted; when one cannot be made, there is none of them."""
+        text = TextState(request.params, self._detokenizer(request.params.skip_special_tokens))
+        timeline = self._spans.open(request, operation, now_ns)
+        if not len(self.ledger):
+            self.busy_since = request.arrival
+        row = self.ledger.open(request)
+        self._texts[row.request_id] = text
+        self._timelines[row.request_id] = timeline
         if row.deadline is not None:
             heapq.heappush(self._deadlines, (row.deadline, row.arrival_number, row.request_id))
         return row
@@ -71,23 +107,28 @@ class Requests:
             if (row := self.ledger.get(request_id)) is not None:
                 row.preemptions += 1
                 self._timelines[request_id].event("preempted", now_ns)
-        for new in sent.new:
-            if (row := self.ledger.get(new.request_id)) is not None:
-                row.cached_tokens = min(new.num_computed_tokens, len(row.prompt_token_ids))
-        for resumed in sent.resumed:
-            if (row := self.ledger.get(resumed.request_id)) is not None:
-                row.recomputed_tokens += max(0, self._computed.get(row.request_id, 0) - resumed.num_computed_tokens)
-        starts = {new.request_id: new.num_computed_tokens for new in sent.new}
-        starts |= {running.request_id: running.num_computed_tokens for running in sent.running}
-        starts |= {resumed.request_id: resumed.num_computed_tokens for resumed in sent.resumed}
+        begins: tuple[NewRequest | ResumedRequest, ...] = (*sent.new, *sent.resumed)
+        for begun in begins:
+            if (row := self.ledger.get(begun.request_id)) is None:
+                continue
+            if row.request_id in self._computed:  # also as new, by a fresh scheduler
+                row.recomputed_tokens += max(0, self._computed[row.request_id] - begun.num_computed_tokens)
+            else:
+                row.cached_tokens = min(begun.num_computed_tokens, len(row.prompt_token_ids))
+        starts = starts_of(sent)
         rows: dict[str, tuple[Row, int]] = {}
         for request_id, count in sent.num_scheduled_tokens.items():
             known = self.ledger.get(request_id)
             if known is None or request_id not in starts:
                 fault = "which has ended or never came" if known is None else "and did not say how it runs"
                 raise PolicyFailed(f"{scheduler} scheduled request {request_id!r} in step {sent.step}, {fault}")
-            rows[request_id] = (known, len(known.committed))
-            self._computed[request_id] = max(self._computed.get(request_id, 0), starts[request_id] + count)
+            offset = len(known.committed) + self._ahead.get(request_id, 0)
+            rows[request_id] = (known, offset)
+            before, end = self._computed.get(request_id, 0), starts[request_id] + count
+            if end >= len(known.prompt_token_ids) + offset:
+                self._ahead[request_id] = self._ahead.get(request_id, 0) + 1
+            self._computed[request_id] = max(before, end)
+            self.num_prefilled += max(0, min(end, len(known.prompt_token_ids) + len(known.committed)) - before)
             timeline = self._timelines[request_id]
             timeline.last_step = sent.step
             if timeline.scheduled_ns is None:
@@ -95,7 +136,39 @@ class Requests:
                 timeline.event("scheduled", now_ns)
         return rows
 
-    def commit(
+    def settle(self, flight: InFlight, output: ModelRunnerOutput, limits: AdmissionLimits, now_ns: int) -> Committed:
+        """Make a step's drawn tokens exist, row by row; returns what the scheduler is told. Nothing in here waits."""
+        drawn_by_id = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
+        tokens: dict[str, tuple[int, ...]] = {}
+        finished: dict[str, FinishReason] = {}
+        for request_id, (row, offset) in flight.rows.items():
+            if row.finish is not None:  # aborted while the step ran
+                continue
+            if request_id in flight.drawing:
+                self._ahead[request_id] -= 1
+            drawn = drawn_by_id.get(request_id, ())
+            fault = fault_of(request_id, output, drawn, limits)
+            link = self._link_of_ending(request_id, flight)
+            finish: FinishReason | None = None
+            if fault:
+                finish = FinishReason.ERROR
+                self.end(row, finish, now_ns, error=fault)
+            elif drawn:
+                tokens[request_id], finish = self._commit(row, offset, drawn, now_ns)
+            if finish is not None:
+                finished[request_id] = finish
+                flight.links += [] if link is None else [link]
+        return Committed(token_ids=tokens, finished=finished)
+
+    def void(self, now_ns: int) -> list[EngineRequest]:
+        """No step in flight happened. Returns the live requests, in order of arrival, for a fresh scheduler."""
+        self._ahead.clear()
+        for row in self.ledger:
+            row.recoveries += 1
+            self._timelines[row.request_id].event("requeued", now_ns)
+        return [row.request() for row in self.ledger]
+
+    def _commit(
         self, row: Row, offset: int, drawn: Sequence[int], now_ns: int
     ) -> tuple[tuple[int, ...], FinishReason | None]:
         """Trim what was drawn, and make the rest exist; returns it, and why the row ended, if it did."""
@@ -128,6 +201,14 @@ class Requests:
         self._outputs.append(self.ledger.end(row, finish, text=text, error=error))
         self._close(row, now_ns)
 
+    def end_all(self, finish: FinishReason, now_ns: int, *, error: str | None = None) -> None:
+        """End every row, when the engine ends: one whose end fails is reported, and keeps no other from its own."""
+        for row in self.ledger:
+            try:
+                self.end(row, finish, now_ns, error=error)
+            except Exception as failed:
+                _log.warning("ending request %r failed: %s: %s", row.request_id, type(failed).__name__, failed)
+
     def expired(self, now: float) -> list[Row]:
         """The live rows whose deadline has passed."""
         rows = []
@@ -149,7 +230,7 @@ class Requests:
                 timeline.first_step_context = flight.context
                 flight.links.append(link_to(timeline))
 
-    def link_of_ending(self, request_id: str, flight: InFlight) -> Link | None:
+    def _link_of_ending(self, request_id: str, flight: InFlight) -> Link | None:
         """The link for a step in which the request may end; None when the step has it already, or is not recorded."""
         timeline = self._timelines[request_id]
         return None if flight.context is None or timeline.first_step == flight.step else link_to(timeline)
@@ -158,4 +239,12 @@ class Requests:
         self.num_finished += 1
         del self._texts[row.request_id]
         self._computed.pop(row.request_id, None)
+        self._ahead.pop(row.request_id, None)
+        if len(self._deadlines) > 2 * len(self.ledger) + _MANY_DEADLINES:
+            self._deadlines = [
+                (live.deadline, live.arrival_number, live.request_id)
+                for live in self.ledger
+                if live.deadline is not None
+            ]
+            heapq.heapify(self._deadlines)
         self._on_finished(self._spans.close(row, self._timelines.pop(row.request_id), now_ns))

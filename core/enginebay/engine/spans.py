@@ -12,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 
 from enginebay import tracing
 from enginebay.engine.ledger import Row
-from enginebay.messages import FinishReason, RequestSummary
+from enginebay.messages import EngineRequest, FinishReason, RequestSummary
 from enginebay.runtime import Clock
 
 __all__ = ["CHAT", "TEXT_COMPLETION", "RequestSpans", "Timeline", "WallTime", "link_to"]
@@ -62,16 +62,16 @@ class RequestSpans:
         self._model = model
         self._wall = wall
 
-    def open(self, row: Row, operation: str, now_ns: int) -> Timeline:
+    def open(self, request: EngineRequest, operation: str, now_ns: int) -> Timeline:
         """The timeline of a request that was admitted; its span's parent is the caller's traceparent."""
         span = tracing.tracer().start_span(
             f"{operation} {self._model}",
-            context=tracing.parse_traceparent(row.traceparent) or Context(),
+            context=tracing.parse_traceparent(request.traceparent) or Context(),
             kind=SpanKind.SERVER,
             start_time=self._wall(now_ns),
         )
         if span.is_recording():
-            span.set_attributes(self._asked(row, operation))
+            span.set_attributes(self._asked(request, operation))
         return Timeline(span=span, arrival_ns=now_ns)
 
     def close(self, row: Row, timeline: Timeline, now_ns: int) -> RequestSummary:
@@ -93,15 +93,15 @@ class RequestSpans:
             error=row.error,
         )
 
-    def _asked(self, row: Row, operation: str) -> dict[str, AttributeValue]:
-        params = row.params
+    def _asked(self, request: EngineRequest, operation: str) -> dict[str, AttributeValue]:
+        params = request.params
         asked: dict[str, AttributeValue] = {
             tracing.GEN_AI_OPERATION: operation,
             tracing.GEN_AI_PROVIDER: tracing.SCOPE,
             tracing.GEN_AI_REQUEST_MODEL: self._model,
             tracing.GEN_AI_REQUEST_MAX_TOKENS: params.max_tokens,
             tracing.GEN_AI_REQUEST_TEMPERATURE: float(params.temperature),
-            tracing.REQUEST_ID: row.request_id,
+            tracing.REQUEST_ID: request.request_id,
         }
         if params.top_k:
             asked[tracing.GEN_AI_REQUEST_TOP_K] = params.top_k
@@ -154,7 +154,7 @@ def _outcome(row: Row, timeline: Timeline, model: str) -> dict[str, AttributeVal
         tracing.GEN_AI_CACHED_TOKENS: row.cached_tokens,
         tracing.FINISH_REASON: row.finish.value,
         tracing.PREEMPTIONS: row.preemptions,
-        tracing.RECOVERIES: row.attempts,
+        tracing.RECOVERIES: row.recoveries,
     }
     for name, trace_name, step, context in (
         (tracing.FIRST_STEP, tracing.FIRST_STEP_TRACE, timeline.first_step, timeline.first_step_context),
@@ -165,7 +165,7 @@ def _outcome(row: Row, timeline: Timeline, model: str) -> dict[str, AttributeVal
         if context is not None:
             outcome[trace_name] = f"{context.trace_id:032x}"
     if row.error:
-        outcome["enginebay.request.error"] = row.error[:_MAX_ATTRIBUTE_CHARS]
+        outcome[tracing.REQUEST_ERROR] = row.error[:_MAX_ATTRIBUTE_CHARS]
     return outcome
 
 

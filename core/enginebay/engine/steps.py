@@ -14,7 +14,27 @@ from enginebay.engine.ledger import Row
 from enginebay.engine.spans import WallTime
 from enginebay.messages import GrammarOutput, Replies, SchedulerOutput, SchedulerStats, StepReport
 
-__all__ = ["InFlight", "StepRecorder"]
+__all__ = ["InFlight", "PendingCall", "StepRecorder", "StepVoid", "starts_of"]
+
+
+class StepVoid(Exception):
+    """Why a step that was sent counts as one that never happened: written into its span, and never raised."""
+
+
+def starts_of(sent: SchedulerOutput) -> dict[str, int]:
+    """For each request that a schedule describes, the number of its tokens that are computed before the step."""
+    starts = {new.request_id: new.num_computed_tokens for new in sent.new}
+    starts |= {running.request_id: running.num_computed_tokens for running in sent.running}
+    starts |= {resumed.request_id: resumed.num_computed_tokens for resumed in sent.resumed}
+    return starts
+
+
+@dataclass(kw_only=True, slots=True)
+class PendingCall:
+    """A call that was sent: only the answer with its id, which no other call has, is the answer to it."""
+
+    call_id: int
+    future: Future[Replies]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -22,7 +42,8 @@ class InFlight:
     """One step that was sent to the workers and has not been committed.
 
     ``scheduled`` is the scheduler's own object, ``sent`` the same stamped with our step and generation. ``rows`` has
-    each request of the batch with the offset at which its next token belongs. Marks are monotonic nanoseconds.
+    each request of the batch with the offset at which its next token belongs; ``drawing`` are those that reach the end
+    of what is known of them, and so must draw. Marks are monotonic nanoseconds.
     """
 
     step: int
@@ -32,13 +53,22 @@ class InFlight:
     rows: dict[str, tuple[Row, int]]
     start_ns: int
     scheduled_ns: int
-    future: Future[Replies]
+    call: PendingCall
     grammar: GrammarOutput | None = None
-    sampling: Future[Replies] | None = None
+    sampling: PendingCall | None = None
     executed_ns: int = 0
     sampled_ns: int = 0
     links: list[Link] = field(default_factory=list)
     trace: StepTrace | None = None
+    drawing: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts, counts = starts_of(self.sent), self.sent.num_scheduled_tokens
+        self.drawing = frozenset(
+            request_id
+            for request_id, (row, offset) in self.rows.items()
+            if starts[request_id] + counts[request_id] >= len(row.prompt_token_ids) + offset
+        )
 
     @property
     def context(self) -> SpanContext | None:

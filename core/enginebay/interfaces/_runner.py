@@ -44,8 +44,9 @@ class BatchConstraints(Struct, frozen=True, kw_only=True):
     may be split at all. ``mixed_prefill_decode``: whether one step may hold both. ``max_prefills_per_step``,
     ``max_consecutive_prefill_steps`` (while something could decode), ``max_num_seqs``, ``max_num_batched_tokens`` (of
     one step) and ``max_batch_context_tokens`` (sum over the batch of tokens computed after the step) are upper bounds;
-    None means none. ``max_tokens_per_step``: tokens that one request may draw in one step. ``reserved_blocks`` are
-    never handed out. ``prefix_caching``: whether cached blocks may be reused.
+    None means none. ``max_tokens_per_step``: tokens that one request may draw in one step; the engine stops with the
+    runner's name when it draws more. ``max_unsampled_steps`` is kept for speculation: nothing reads it yet.
+    ``reserved_blocks`` are never handed out. ``prefix_caching``: whether cached blocks may be reused.
     """
 
     block_sizes: tuple[int, ...] = ()

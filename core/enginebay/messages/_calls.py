@@ -97,9 +97,13 @@ class MemoryAvailable(Struct, frozen=True, kw_only=True, tag="memory_available")
 
 
 class StepResult(Struct, frozen=True, kw_only=True, tag="step_result"):
-    """The reply to ``execute_model`` and ``sample_tokens``. ``output`` None: ``sample_tokens`` comes next."""
+    """The reply to ``execute_model`` and ``sample_tokens``. ``output`` None: ``sample_tokens`` comes next.
+
+    ``step`` is the number of the schedule that it answers; -1: a worker that does not say it.
+    """
 
     output: ModelRunnerOutput | None = None
+    step: int = -1
     start_ns: int = 0
     end_ns: int = 0
 

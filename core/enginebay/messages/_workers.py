@@ -119,7 +119,10 @@ class KVCacheSpec(Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
-    """What is known of a model from its folder's JSON files alone: no torch, no weights read."""
+    """What is known of a model from its folder's JSON files alone: no torch, no weights read.
+
+    ``ignored_generation`` holds ``"name = value"`` of settings in generation_config.json that are not applied.
+    """
 
     path: str
     name: str
@@ -131,6 +134,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    ignored_generation: tuple[str, ...] = ()
 
 
 class StartPayload(Struct, frozen=True, kw_only=True):

@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from enginebay.errors import ModelError
-from enginebay.models._gguf import GgufFile, GgufTensor
+from enginebay.models._gguf import GgufTensor
+from enginebay.models._metadata import ARCHITECTURES, Metadata, token_roles
 from enginebay.models._rope import FACTORS_TENSOR, rope_parameters
-
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -47,42 +44,6 @@ class PlacedTensor:
     rotary_heads: int = 0
 
 
-class Metadata:
-    """The architecture's own keys of a GGUF file, read by short name, with errors that name the key."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.architecture = self._typed("general.architecture", str, None)
-        if self.architecture not in _ARCHITECTURES:
-            known = ", ".join(sorted(_ARCHITECTURES))
-            raise ModelError(f"{file.path}: architecture '{self.architecture}' cannot be converted; known: {known}")
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number that is not negative."""
-        return int(self._typed(f"{self.architecture}.{key}", int, default))
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number as the decimal that its author wrote (the file holds it as float32)."""
-        value = self._typed(f"{self.architecture}.{key}", (int, float), default)
-        return float(str(np.float32(value)))
-
-    def text(self, key: str, default: str) -> str:
-        """A text."""
-        return str(self._typed(f"{self.architecture}.{key}", str, default))
-
-    def _typed(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        value = self.file.metadata.get(key, default)
-        if value is None:
-            raise ModelError(f"{self.file.path}: the metadata key '{key}' is missing")
-        if (
-            not isinstance(value, kind)
-            or isinstance(value, bool)
-            or (isinstance(value, int | float) and not value >= 0)
-        ):
-            raise ModelError(f"{self.file.path}: the metadata key '{key}' cannot be {value!r}")
-        return value
-
-
 def build_config(meta: Metadata, dtype: str) -> dict[str, Any]:
     """config.json of the model; raises ``ModelError`` for what the target architecture cannot express."""
     path, tensors = meta.file.path, meta.file.tensors
@@ -90,26 +51,26 @@ def build_config(meta: Metadata, dtype: str) -> dict[str, Any]:
         raise ModelError(f"{path}: mixtures of experts cannot be converted; use a folder of safetensors")
     if "token_embd.weight" not in tensors:
         raise ModelError(f"{path}: tensor 'token_embd.weight' is missing")
-    hidden, heads = meta.integer("embedding_length"), meta.integer("attention.head_count")
-    if not heads or (hidden % heads and f"{meta.architecture}.attention.key_length" not in meta.file.metadata):
+    hidden, heads = meta.size("embedding_length"), meta.size("attention.head_count")
+    if hidden % heads and f"{meta.architecture}.attention.key_length" not in meta.file.metadata:
         raise ModelError(f"{path}: {heads} attention heads do not divide the hidden size {hidden}")
-    head_dim = meta.integer("attention.key_length", hidden // heads)
+    head_dim = meta.size("attention.key_length", max(1, hidden // heads))
     rotary = meta.integer("rope.dimension_count", head_dim)
     if rotary != head_dim or meta.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{path}: heads of {head_dim} with {rotary} rotary dimensions cannot be converted")
     config: dict[str, Any] = {
-        "architectures": [_ARCHITECTURES[meta.architecture]],
+        "architectures": [ARCHITECTURES[meta.architecture]],
         "model_type": meta.architecture,
         "dtype": dtype,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": meta.integer("feed_forward_length"),
-        "num_hidden_layers": meta.integer("block_count"),
+        "intermediate_size": meta.size("feed_forward_length"),
+        "num_hidden_layers": meta.size("block_count", largest=2**63),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": meta.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": meta.integer("context_length"),
+        "max_position_embeddings": meta.size("context_length"),
         "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": meta.number("rope.freq_base", 10000.0),
         "rope_parameters": rope_parameters(meta),
@@ -120,10 +81,11 @@ def build_config(meta: Metadata, dtype: str) -> dict[str, Any]:
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
         if meta.architecture == "llama":
             config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-    bos, ends, pad = token_roles(meta.file.metadata)
+    bos, ends, pad = token_roles(meta.file, config["vocab_size"])
     config |= {"bos_token_id": bos, "eos_token_id": ends[0] if len(ends) == 1 else list(ends) or None}
     if pad is not None:
         config["pad_token_id"] = pad
+    meta.refuse_unread()
     return config
 
 
@@ -131,17 +93,6 @@ def generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json: the ids that begin and end a text."""
     keys = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {key: config[key] for key in keys if config.get(key) is not None}
-
-
-def token_roles(metadata: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...], int | None]:
-    """The ids of bos, of all that end an answer, and of padding."""
-
-    def role(name: str) -> int | None:
-        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return value if isinstance(value, int) else None
-
-    ends = dict.fromkeys(i for i in (role("eos"), role("eot"), role("eom")) if i is not None)
-    return role("bos"), tuple(ends), role("padding")
 
 
 def place_tensors(meta: Metadata, config: Mapping[str, Any]) -> list[PlacedTensor]:

@@ -97,7 +97,7 @@ def imported() -> dict[str, dict[str, Any]]:
         folders = sorted(f for f in models_home().iterdir() if not f.name.startswith("."))
     except OSError:
         return {}
-    return {f.name: _record(f / RECORD) for f in folders if (f / RECORD).is_file()}
+    return {f.name: _record(f / RECORD) for f in folders if os.path.isfile(f / RECORD)}
 
 
 def _record(path: Path) -> dict[str, Any]:

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginebay.errors import ModelError
-from enginebay.models._architecture import Metadata, PlacedTensor, build_config, generation_config, place_tensors
+from enginebay.models._architecture import PlacedTensor, build_config, generation_config, place_tensors
 from enginebay.models._files import one_line, sync, write_json
 from enginebay.models._gguf import GgufFile
+from enginebay.models._metadata import Metadata
 from enginebay.models._safetensors import write_safetensors
 from enginebay.models._tokenizer import write_tokenizer
 
@@ -46,7 +47,7 @@ def _convert(path: Path, folder: Path, dtype: str, on_progress: Callable[[int, i
         meta = Metadata(file)
         config = build_config(meta, dtype)
         placed = place_tensors(meta, config)
-        write_tokenizer(path, file.metadata, folder, config["vocab_size"], config["max_position_embeddings"])
+        write_tokenizer(file, folder, config["vocab_size"], config["max_position_embeddings"])
         write_json(folder / "config.json", config)
         write_json(folder / "generation_config.json", generation_config(config))
         total, done = sum(t.source.size for t in placed), 0

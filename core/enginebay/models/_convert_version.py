@@ -1,3 +1,3 @@
 """The converter's version: raised when the same file would give another folder, so that old folders are made anew."""
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,17 @@ _MAX_MESSAGE = 1000
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; raises ``ModelError`` when it is missing, unreadable or something else."""
+    mode = _mode(path)
+    if mode is None:
+        raise ModelError(f"{path.parent} has no {path.name}")
+    if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
+        raise ModelError(f"cannot read {path}: it is no regular file")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}") from None
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
+        raise ModelError(one_line(f"{path} is not valid JSON: {error}")) from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object")
     return value
@@ -30,16 +35,45 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: object) -> None:
     """Write ``value`` and flush it to the disk."""
     with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=2)
+        json.dump(value, file, ensure_ascii=False, indent=2, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def one_line(text: str) -> str:
+def is_file(path: Path) -> bool:
+    """Whether ``path`` is a regular file; raises ``ModelError`` when that cannot be known (no permission)."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether ``path`` is a folder; raises ``ModelError`` when that cannot be known."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def is_there(path: Path) -> bool:
+    """Whether ``path`` is anything at all; raises ``ModelError`` when that cannot be known."""
+    return _mode(path) is not None
+
+
+def _mode(path: Path) -> int | None:
+    """What ``path`` is, links followed, as in ``stat``; None: nothing. ``Path.is_file`` raises for some of these."""
+    try:
+        return path.stat().st_mode
+    except ValueError:  # a zero byte
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise ModelError(one_line(f"cannot read {path}: {error.strerror}")) from error
+
+
+def one_line(text: str, limit: int = _MAX_MESSAGE) -> str:
     """Text that holds words of a stranger's file, made fit for one line: control characters gone, not endless."""
     clean = "".join(c if c.isprintable() else "?" for c in text)
-    return clean if len(clean) <= _MAX_MESSAGE else f"{clean[: _MAX_MESSAGE - 1]}…"
+    return clean if len(clean) <= limit else f"{clean[: limit - 1]}…"
 
 
 def sync(path: Path) -> None:

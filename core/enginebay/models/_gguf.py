@@ -10,6 +10,7 @@ import errno
 import mmap
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -117,14 +118,21 @@ class GgufFile:
         infos = [self._tensor_info(names) for _ in range(num_tensors)]
         data_start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset, size in infos:
+            if offset % alignment:
+                raise self._damaged(f"tensor '{name}' begins at {offset}, which is no multiple of {alignment}")
             start = data_start + offset
             if start + size > self.size:
                 raise self._truncated(
                     f"tensor '{name}' needs the bytes {start} to {start + size}, and the file has {self.size}"
                 )
             self.tensors[name] = GgufTensor(name=name, shape=shape, kind=kind, start=start, size=size)
-        if sum(t.size for t in self.tensors.values()) > self.size:
-            raise self._damaged("its tensors overlap each other")
+        self._refuse_overlaps()
+
+    def _refuse_overlaps(self) -> None:
+        placed = sorted(self.tensors.values(), key=lambda tensor: tensor.start)
+        for one, other in pairwise(placed):
+            if other.start < one.start + one.size:
+                raise self._damaged(f"tensors '{one.name}' and '{other.name}' overlap")
 
     def _tensor_info(self, names: set[str]) -> tuple[str, tuple[int, ...], str, int, int]:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType

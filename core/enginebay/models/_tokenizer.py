@@ -9,44 +9,51 @@ from typing import Any
 import numpy as np
 
 from enginebay.errors import ModelError
-from enginebay.models._architecture import token_roles
+from enginebay.models._files import write_json
+from enginebay.models._gguf import GgufFile
+from enginebay.models._metadata import token_roles
 from enginebay.models._pretokenizers import ADD_BOS, IGNORE_MERGES, KNOWN, canonical, pre_tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4
-_UNLIMITED = int(1e30)  # what published tokenizers write where no length is meant
 
 
-def write_tokenizer(path: Path, metadata: Mapping[str, Any], folder: Path, vocab_size: int, max_length: int) -> None:
-    """Write both files into ``folder``; ``path`` is the GGUF file, for messages.
+def write_tokenizer(file: GgufFile, folder: Path, vocab_size: int, max_length: int) -> None:
+    """Write both files into ``folder``.
 
     Raises ``ModelError`` when the tokenizer is of a kind that cannot be rebuilt exactly.
     """
+    path, metadata = file.path, file.metadata
     tokens, merges, types = _parts(path, metadata, vocab_size)
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    if pre not in KNOWN:
+    if not isinstance(pre, str) or pre not in KNOWN:
         raise ModelError(
             f"{path}: the pre-tokenizer '{pre}' is not known, and another one would give wrong ids; "
             f"known: {', '.join(KNOWN)}"
         )
-    _build(path, pre, tokens, merges, types, metadata).save(str(folder / "tokenizer.json"))
-    _write_config(metadata, tokens, folder, max_length)
+    roles = token_roles(file, len(tokens))
+    wants_bos = metadata.get("tokenizer.ggml.add_bos_token", canonical(pre) in ADD_BOS) is True
+    bos = roles[0] if wants_bos else None
+    _build(pre, tokens, merges, types, bos).save(str(folder / "tokenizer.json"))
+    _write_config(metadata, tokens, roles, folder, max_length)
 
 
 def _parts(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[tuple[str, str]], Any]:
     """Tokens, merges and token types, checked."""
     model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
+    if not isinstance(model, str) or model != "gpt2":
         raise ModelError(
             f"{path}: tokenizers of kind '{model}' cannot be rebuilt from a GGUF file, only 'gpt2' (byte-level BPE); "
             "use the model's folder of safetensors with its tokenizer.json"
         )
     tokens = metadata.get("tokenizer.ggml.tokens")
     merges = metadata.get("tokenizer.ggml.merges")
-    types = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens or ()), dtype=np.int32))
     if not isinstance(tokens, list) or not isinstance(merges, list):
         raise ModelError(
             f"{path}: the tokenizer is missing: 'tokenizer.ggml.tokens' or 'tokenizer.ggml.merges' is not there"
         )
+    types = metadata.get("tokenizer.ggml.token_type", np.ones(len(tokens), dtype=np.int32))
+    if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
+        raise ModelError(f"{path}: the tokenizer is damaged: 'tokenizer.ggml.token_type' is no list of numbers")
     if len(tokens) > vocab_size or len(set(tokens)) != len(tokens) or len(types) != len(tokens):
         raise ModelError(
             f"{path}: the tokenizer is damaged: {len(tokens)} tokens ({len(set(tokens))} different), "
@@ -61,14 +68,8 @@ def _parts(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[li
     return tokens, pairs, types
 
 
-def _build(
-    path: Path,
-    pre: str,
-    tokens: list[str],
-    merges: list[tuple[str, str]],
-    types: Any,
-    metadata: Mapping[str, Any],
-) -> Any:
+def _build(pre: str, tokens: list[str], merges: list[tuple[str, str]], types: Any, bos: int | None) -> Any:
+    """``bos`` is the id put before every text; None: nothing is."""
     from tokenizers import AddedToken, Tokenizer
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.models import BPE
@@ -86,10 +87,7 @@ def _build(
     ]
     tokenizer.add_tokens(added)
     offsets = ByteLevelProcessor(trim_offsets=False)
-    bos, _, _ = token_roles(metadata)
-    if metadata.get("tokenizer.ggml.add_bos_token", canonical(pre) in ADD_BOS) is True and bos is not None:
-        if bos >= len(tokens):
-            raise ModelError(f"{path}: the bos token {bos} is outside the vocabulary")
+    if bos is not None:
         template = TemplateProcessing(
             single=[tokens[bos], "$A"], pair=[tokens[bos], "$A", tokens[bos], "$B"], special_tokens=[(tokens[bos], bos)]
         )
@@ -99,18 +97,22 @@ def _build(
     return tokenizer
 
 
-def _write_config(metadata: Mapping[str, Any], tokens: list[str], folder: Path, max_length: int) -> None:
-    from enginebay.models._files import write_json
-
+def _write_config(
+    metadata: Mapping[str, Any],
+    tokens: list[str],
+    roles: tuple[int | None, tuple[int, ...], int | None],
+    folder: Path,
+    max_length: int,
+) -> None:
     def token(index: Any) -> str | None:
         return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else None
 
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length or _UNLIMITED,
+        "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }
-    bos, ends, pad = token_roles(metadata)
+    bos, ends, pad = roles
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     for name, index in (("bos", bos), ("eos", ends[0] if ends else None), ("pad", pad), ("unk", unknown)):
         if (text := token(index)) is not None:

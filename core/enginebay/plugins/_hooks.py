@@ -119,7 +119,7 @@ class Hooks:
                 continue
             try:
                 one.call(arguments)
-            except Exception as error:  # an observer's fault is its own
+            except (Exception, SystemExit) as error:  # an observer's fault is its own; nor may it end the process
                 one.strikes += 1
                 said = f"{type(error).__name__}: {error}"
                 if one.strikes < STRIKES:
@@ -133,7 +133,7 @@ def _asked(one: _Listener, arguments: Mapping[str, Any]) -> Any:
         return one.call(arguments)
     except EnginebayError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginBroken(f"{one.hook} of {one.plugin} raised {type(error).__name__}: {error}") from error
 
 

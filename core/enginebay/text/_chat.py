@@ -1,21 +1,16 @@
-"""A conversation to token ids: the template's special tokens count, those inside a message are plain text.
-
-Decision: a special token's string inside a message is broken up with a Unicode noncharacter that occurs nowhere in the
-conversation, the template is rendered, and what is still whole came from the template. A violating change trusts a
-rendered text as a whole: ``<|im_end|>`` typed by a user would then end the user's turn.
-"""
+"""A conversation to token ids: the template's control tokens count, those inside a message are plain text."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginebay.errors import InvalidRequest
-from enginebay.text._template import ChatTemplate
+from enginebay.errors import InvalidRequest, ModelError
+from enginebay.text._apart import StandIns, render_apart
+from enginebay.text._template import ROLES, ChatTemplate
 from enginebay.text._tokenizer import Tokenizer
 
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
 def encode_chat(
@@ -27,29 +22,47 @@ def encode_chat(
 ) -> list[int]:
     """The ids of a conversation: messages of ``role`` and ``content``, ready for the answer to follow.
 
-    Raises ``InvalidRequest`` when the messages are none, or the template refuses them.
+    Raises ``InvalidRequest`` when the messages are none, or the template refuses them; ``ModelError`` when the
+    tokenizer was made without this template and would take control tokens of it for text.
     """
     _check(messages)
-    special = tokenizer.special_pattern()
-    if special is None or not any(special.search(text) for message in messages for text in message.values()):
+    if (token := tokenizer.unguarded(template)) is not None:
+        raise ModelError(
+            f"the chat template in {template.where} writes {token!r}, which the tokenizer in {tokenizer.where} takes "
+            "for text; load both from one folder"
+        )
+    if not any(tokenizer.may_hold_control(text) for message in messages for text in message.values()):
         return tokenizer.encode(template.render(messages, add_generation_prompt=add_generation_prompt), special=True)
-    breaker, mark = _unused(messages)
-    broken = [{key: _break(text, special, breaker) for key, text in message.items()} for message in messages]
-    rendered = template.render(broken, add_generation_prompt=add_generation_prompt)
-    if mark in rendered:
+    stand_ins = StandIns.unused(tokenizer.control_edges, messages, template)
+    rendered = render_apart(tokenizer, template, messages, stand_ins, add_generation_prompt=add_generation_prompt)
+    if stand_ins.mark in rendered:
         raise InvalidRequest("the chat template writes Unicode noncharacters, which cannot be told from marks")
-    ids: list[int] = []
+    marked, controls = _mark(tokenizer, rendered, stand_ins.mark)
+    text = rendered.translate(stand_ins.back)
+    if _spans(tokenizer, text) == _spans(tokenizer, rendered):  # a mere "<" somewhere: read it as others do, and check
+        ids = tokenizer.encode(text, special=True)
+        if [i for i in ids if i in tokenizer.control_tokens] == controls:
+            return ids
+    return tokenizer.encode_marked(marked.translate(stand_ins.back), stand_ins.mark, controls)
 
-    def note(match: re.Match[str]) -> str:
-        start = match.start(match.lastgroup or 0)
-        if rendered[start - 1 : start] == breaker:  # a token of one character, broken
-            return match.group()
-        token = match.group(match.lastgroup or 0)
-        ids.append(next(i for i, special in tokenizer.special_tokens.items() if special.content == token))
-        return mark
 
-    marked = special.sub(note, rendered).replace(breaker, "")
-    return tokenizer.encode_marked(marked, mark, ids)
+def _spans(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in tokenizer.control_pattern.finditer(text)]
+
+
+def _mark(tokenizer: Tokenizer, rendered: str, mark: str) -> tuple[str, list[int]]:
+    """``rendered`` with each control token, and the space that it swallows, replaced by ``mark``; and their ids."""
+    by_text = {token.content: (i, token) for i, token in reversed(tokenizer.control_tokens.items())}
+    pieces, ids, at, swallow = [], [], 0, False
+    for match in tokenizer.control_pattern.finditer(rendered):
+        token_id, token = by_text[match.group()]
+        piece = rendered[at : match.start()]
+        piece = piece.lstrip(_SPACE) if swallow else piece
+        pieces.append(piece.rstrip(_SPACE) if token.lstrip else piece)
+        ids.append(token_id)
+        at, swallow = match.end(), token.rstrip
+    pieces.append(rendered[at:].lstrip(_SPACE) if swallow else rendered[at:])
+    return mark.join(pieces), ids
 
 
 def _check(messages: Sequence[Any]) -> None:
@@ -62,24 +75,7 @@ def _check(messages: Sequence[Any]) -> None:
         for key, text in message.items():
             if not isinstance(key, str) or not isinstance(text, str):
                 raise InvalidRequest(f"messages[{number}]: '{key}' is not text", param="messages")
-
-
-def _unused(messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-    """Two noncharacters that occur in no message: one breaks tokens, one marks them."""
-    used = set().union(*(set(text) for message in messages for text in message.values()))
-    free = [character for character in _NONCHARACTERS if character not in used]
-    if len(free) < 2:
-        raise InvalidRequest("the messages use up the Unicode noncharacters U+FDD0 to U+FDEF", param="messages")
-    return free[0], free[1]
-
-
-def _break(text: str, special: re.Pattern[str], breaker: str) -> str:
-    """``text`` with every special token broken after its first character; one of a single character, before it."""
-    at = 0
-    while match := special.search(text, at):
-        start, end = match.span(match.lastgroup or 0)
-        if end - start == 1:
-            text, at = text[:start] + breaker + text[start:], start + 2
-        else:  # its first character may be a token too: look at it again
-            text, at = text[: start + 1] + breaker + text[start + 1 :], start
-    return text
+        if message["role"] not in ROLES:  # it stands among control tokens, so it is no place for any text
+            raise InvalidRequest(
+                f"messages[{number}]: role {message['role'][:40]!r} is none of {', '.join(ROLES)}", param="messages"
+            )

@@ -1,6 +1,11 @@
 """Token ids to text as they come, never half a character, at a constant cost per token.
 
 What ``push`` and ``finish`` return, put together, is what decoding all ids at once gives.
+
+Decision: where the tokenizer falls back to byte tokens, a run of them is final only when it ends, since one byte that
+fits nowhere turns the whole run into U+FFFD, what was shown of it too. So nothing of a run streams before its end (text
+that clients saw is never taken back), but ``ahead`` tells how it reads so far, and stop strings are looked for in that:
+a text that stops there has no later byte. A violating change shows ``ahead`` to clients.
 """
 
 from __future__ import annotations
@@ -31,6 +36,13 @@ class IncrementalDetokenizer:
         """The text that is certain after these tokens and was not before; "" while a character is incomplete."""
         return "".join(map(self._strategy.push, token_ids))
 
+    def ahead(self, length: int) -> str:
+        """The last ``length`` characters of what ``finish`` would return, if it ends with a run of bytes that is whole.
+
+        "" without one, or inside a character.
+        """
+        return self._strategy.ahead(length)
+
     def finish(self) -> str:
         """What was held back, when nothing follows; an incomplete character comes out as U+FFFD."""
         return self._strategy.finish()
@@ -38,6 +50,8 @@ class IncrementalDetokenizer:
 
 class _Strategy(Protocol):
     def push(self, token_id: int) -> str: ...
+
+    def ahead(self, length: int) -> str: ...
 
     def finish(self) -> str: ...
 
@@ -59,6 +73,9 @@ class _ByteLevel:
             data = token.encode()
         return self._decoder.decode(data)
 
+    def ahead(self, length: int) -> str:
+        return ""  # what is held is part of one character
+
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -73,6 +90,7 @@ class _Window:
         self._tokenizer, self._skipped = tokenizer, skipped
         self._context: list[int] = []
         self._held: list[int] = []
+        self._run = _Run()
 
     def push(self, token_id: int) -> str:
         token = None if token_id in self._skipped else self._tokenizer.token(token_id)
@@ -80,26 +98,58 @@ class _Window:
             return ""
         self._held.append(token_id)
         if self._tokenizer.falls_back_to_bytes and _BYTE_TOKEN.fullmatch(token):
+            self._run.push(int(token[3:5], 16))
             return ""
         return self._release(final=False)
+
+    def ahead(self, length: int) -> str:
+        if not self._run.whole:
+            return ""
+        # what stands before the run, or a decoder strips at the start, counts only while the run is short
+        text = self._run.text if len(self._run.text) > length else self._added()
+        return text[-length:]
 
     def finish(self) -> str:
         return self._release(final=True) if self._held else ""
 
     def _release(self, *, final: bool) -> str:
-        before = self._decode(self._context)
-        after = self._decode(self._context + self._held)
-        if not final and after.endswith(_REPLACEMENT) and len(self._held) < _MAX_HELD:
+        self._run = _Run()
+        added = self._added()
+        if not final and added.endswith(_REPLACEMENT) and len(self._held) < _MAX_HELD:
             return ""
         if self._decode(self._held):
             self._context = self._held[-_MAX_CONTEXT:]
         else:  # nothing to see yet: a space that the decoder strips at the start, say
             self._context = (self._context + self._held)[-_MAX_CONTEXT:]
         self._held = []
-        return after[len(before) :]
+        return added
+
+    def _added(self) -> str:
+        return self._decode(self._context + self._held)[len(self._decode(self._context)) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+
+
+class _Run:
+    """How a run of bytes reads; once it is broken, each byte is U+FFFD for good. ``whole``: not inside a character."""
+
+    def __init__(self) -> None:
+        self.text, self.whole = "", False
+        self._decoder, self._count = codecs.getincrementaldecoder("utf-8")(), 0
+        self._broken = False
+
+    def push(self, byte: int) -> None:
+        self._count += 1
+        if not self._broken:
+            try:
+                character = self._decoder.decode(bytes([byte]))
+            except UnicodeDecodeError:
+                self._broken = True
+            else:
+                self.text, self.whole = self.text + character, bool(character)
+                return
+        self.text, self.whole = _REPLACEMENT * self._count, True
 
 
 def _byte_alphabet() -> dict[str, int]:

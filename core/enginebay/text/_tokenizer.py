@@ -3,12 +3,17 @@
 Decision: text from users never becomes a control token. ``encode`` therefore takes special tokens for plain text
 unless told otherwise, by a second tokenizer object that is set so once: flipping the switch on a shared object would
 race between threads. A violating change calls ``encode(..., special=True)`` on anything a user wrote.
+
+Control tokens are the special ones, and those that the model's chat template writes: some models mark their role tokens
+``"special": false``. Decoding shows and skips tokens as tokenizer.json says.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,29 +21,40 @@ import tokenizers
 import tokenizers.decoders
 
 from enginebay.errors import InvalidRequest, ModelError
+from enginebay.text._template import ChatTemplate
 
+MARKS = ("\ufdd0", "\ufdd1")  # noncharacters; each that gets used costs a tokenizer
 T = TypeVar("T")
 
 
 class Tokenizer:
     """Encodes and decodes with one model's tokenizer.json. Thread-safe; make it with ``from_folder``."""
 
-    def __init__(self, text: str, where: str) -> None:
-        """``text`` is the content of a tokenizer.json, ``where`` its name in messages. Raises ``ModelError``."""
-        self._where = where
-        self._plain = self._load(text)
+    def __init__(self, text: str, where: str, template: ChatTemplate | None = None) -> None:
+        """``text`` is the content of a tokenizer.json, ``where`` its name in messages. Raises ``ModelError``.
+
+        ``template`` is the one that conversations will be written with.
+        """
+        self.where = where
+        self._decoder = self._load(text)
+        self._added = self._decoder.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        written = {i for i, token in self._added.items() if template is not None and template.writes(token.content)}
+        self.control_tokens = {i: t for i, t in self._added.items() if t.content and (t.special or i in written)}
+        hidden = written - self.special_ids
+        self._plain = self._load(_made_special(text, hidden)) if hidden else self._decoder
         self._plain.encode_special_tokens = True
         self._others: dict[str | None, tokenizers.Tokenizer] = {}
-        added = self._plain.get_added_tokens_decoder()
-        self.special_tokens: dict[int, tokenizers.AddedToken] = {i: t for i, t in added.items() if t.special}
-        self.special_ids = frozenset(self.special_tokens)
-        self.vocab_size = max(self._plain.get_vocab_size(), max(added, default=-1) + 1)
-        self.is_byte_level = isinstance(self._plain.decoder, tokenizers.decoders.ByteLevel)
-        self.falls_back_to_bytes = "ByteFallback" in repr(self._plain.decoder)
+        self.vocab_size = max(self._decoder.get_vocab_size(), max(self._added, default=-1) + 1)
+        self.is_byte_level = isinstance(self._decoder.decoder, tokenizers.decoders.ByteLevel)
+        self.falls_back_to_bytes = "ByteFallback" in repr(self._decoder.decoder)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Read ``folder/tokenizer.json`` (or ``folder`` itself, when it is such a file). Raises ``ModelError``."""
+        """Read ``folder/tokenizer.json`` (or ``folder`` itself, when it is such a file). Raises ``ModelError``.
+
+        A chat template beside it tells which tokens are control tokens.
+        """
         path = folder / "tokenizer.json" if folder.is_dir() else folder
         try:
             text = path.read_text(encoding="utf-8")
@@ -48,10 +64,14 @@ class Tokenizer:
             ) from None
         except (OSError, ValueError) as error:
             raise ModelError(f"cannot read {path}: {error}") from error
-        return cls(text, str(path))
+        try:
+            template = ChatTemplate.from_folder(path.parent)
+        except ModelError:  # none, or a broken one: plain prompts work without, and who chats is told
+            template = None
+        return cls(text, str(path), template)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of ``text``, nothing added. ``special`` parses special tokens in it; else they are plain text.
+        """The ids of ``text``, nothing added. Control tokens in it are plain text, unless ``special`` parses them.
 
         Raises ``InvalidRequest`` for what is no text (a lone surrogate).
         """
@@ -62,9 +82,9 @@ class Tokenizer:
         return _encode(self._plain, text, affixes=True)
 
     def encode_marked(self, text: str, mark: str, ids: Sequence[int]) -> list[int]:
-        """The ids of plain ``text`` in which the n-th ``mark`` (one character) stands for the special token ``ids[n]``.
+        """The ids of plain ``text`` in which the n-th ``mark`` (one character) stands for the token ``ids[n]``.
 
-        The mark acts on the text around it just as a special token does.
+        The mark acts on the text around it just as a special token does. ``mark`` is one of ``MARKS``.
         """
         marked = self._other(mark)
         mark_id, left = marked.token_to_id(mark), iter(ids)
@@ -75,43 +95,56 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; ids outside the vocabulary give nothing."""
         return _guarded(
-            lambda: self._plain.decode(list(ids), skip_special_tokens=skip_special_tokens),
+            lambda: self._decoder.decode(list(ids), skip_special_tokens=skip_special_tokens),
             lambda why: InvalidRequest(f"these token ids cannot be decoded: {why}"),
         )
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None outside of it."""
-        return self._plain.id_to_token(token_id)
+        return self._decoder.id_to_token(token_id)
 
-    def special_pattern(self) -> re.Pattern[str] | None:
-        """Matches each special token, the longest first, with the space that it swallows; None without any."""
-        tokens = sorted(self.special_tokens.values(), key=lambda token: -len(token.content))
-        parts = [
-            (r"\s*" if t.lstrip else "")
-            + (r"(?<!\w)" if t.single_word else "")
-            + f"(?P<_{number}>{re.escape(t.content)})"
-            + (r"(?!\w)" if t.single_word else "")
-            + (r"\s*" if t.rstrip else "")
-            for number, t in enumerate(tokens)
-            if t.content
-        ]
-        return re.compile("|".join(parts)) if parts else None
+    @functools.cached_property
+    def control_pattern(self) -> re.Pattern[str]:
+        """Matches each control token, the longest first."""
+        tokens = sorted(self.control_tokens.values(), key=lambda token: -len(token.content))
+        parts = [rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in tokens]
+        return re.compile("|".join(parts) or r"(?!)")
+
+    @functools.cached_property
+    def control_edges(self) -> frozenset[str]:
+        """The characters with which control tokens begin and end, space left aside where there is more."""
+        texts = [token.content.strip() or token.content for token in self.control_tokens.values()]
+        return frozenset(text[at] for text in texts for at in (0, -1))
+
+    def may_hold_control(self, text: str) -> bool:
+        """Whether ``text`` has a character of ``control_edges``, as it stands or as the normalizer writes it."""
+        if not self.control_edges.isdisjoint(text):
+            return True
+        normalizer = self._decoder.normalizer
+        if text.isascii() or normalizer is None or not any(t.normalized for t in self.control_tokens.values()):
+            return False
+        _check_text(text)
+        return not self.control_edges.isdisjoint(normalizer.normalize_str(text))
+
+    def unguarded(self, template: ChatTemplate) -> str | None:
+        """A token that ``template`` writes and that is no control token here; None when all are."""
+        others = (token.content for i, token in self._added.items() if i not in self.control_tokens)
+        return next(filter(template.writes, others), None)
 
     def _other(self, mark: str | None) -> tokenizers.Tokenizer:
         """The tokenizer that parses special tokens (None), or takes ``mark`` for a token; loaded on first use."""
         if mark not in self._others:  # two threads may both load it: the same, once too often
-            other = self._load(self._plain.to_str())
-            if mark is None:
-                other.encode_special_tokens = False
-            else:
-                other.encode_special_tokens = True
+            other = self._load((self._decoder if mark is None else self._plain).to_str())
+            other.encode_special_tokens = mark is not None
+            if mark is not None:
+                assert mark in MARKS
                 other.add_tokens([tokenizers.AddedToken(mark, special=False, normalized=False)])
             self._others[mark] = other
         return self._others[mark]
 
     def _load(self, text: str) -> tokenizers.Tokenizer:
         loaded = _guarded(
-            lambda: tokenizers.Tokenizer.from_str(text), lambda why: ModelError(f"{self._where} cannot be used: {why}")
+            lambda: tokenizers.Tokenizer.from_str(text), lambda why: ModelError(f"{self.where} cannot be used: {why}")
         )
         loaded.no_truncation()
         loaded.no_padding()
@@ -124,15 +157,27 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, *, affixes: bool = False) -> list[int]:
+    _check_text(text)
+    return _guarded(
+        lambda: tokenizer.encode(text, add_special_tokens=affixes).ids,
+        lambda why: InvalidRequest(f"the text cannot be tokenized: {why}"),
+    )
+
+
+def _check_text(text: str) -> None:
     for position, character in enumerate(text) if not text.isascii() else ():
         if "\ud800" <= character <= "\udfff":
             raise InvalidRequest(
                 f"character {position} is a lone surrogate (U+{ord(character):04X}), which is no text; send valid UTF-8"
             )
-    return _guarded(
-        lambda: tokenizer.encode(text, add_special_tokens=affixes).ids,
-        lambda why: InvalidRequest(f"the text cannot be tokenized: {why}"),
-    )
+
+
+def _made_special(text: str, ids: Collection[int]) -> str:
+    """The tokenizer.json ``text`` with these added tokens marked special."""
+    data = json.loads(text)
+    for token in data["added_tokens"]:
+        token["special"] |= token["id"] in ids
+    return json.dumps(data)
 
 
 def _guarded(action: Callable[[], T], failure: Callable[[str], Exception]) -> T:

@@ -7,19 +7,22 @@ one asked for, or for another device, is copied, one at a time. No code of the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from enginebay.errors import ModelError
-from enginebay.models import weight_files
+from enginebay.models import check_layers, check_weights, one_line, read_config, weight_files
 
 __all__ = ["load_causal_lm", "map_tensors", "torch_dtype"]
 
 _LEGACY_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 """Buffers that old checkpoints carry and that the module makes itself."""
+_DTYPES = ("BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2")
+"""What safetensors calls the types that hold weights as they are; others need a rule to become numbers."""
+_MAX_DETAIL = 400
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -52,9 +55,13 @@ def load_causal_lm(folder: Path, *, architecture: str, dtype: str, device: str, 
     """The model of ``folder`` as transformers' class ``architecture``: in eval mode, without gradients.
 
     ``attention`` is the name of a function registered in transformers' attention interface. Returns a
-    ``transformers.PreTrainedModel``. Raises ``ModelError`` for weights that are missing, too many, or of another shape.
+    ``transformers.PreTrainedModel``. Raises ``ModelError`` for a config that builds no model, and for weights that are
+    missing, too many, or of another shape or type.
     """
-    model = _build_on_meta(folder, architecture, attention)
+    headers = {name: entry for name, entry in check_weights(folder).items() if not name.endswith(_LEGACY_SUFFIXES)}
+    _check_dtypes(folder, headers)
+    model = _build_on_meta(folder, architecture, attention, len(headers))
+    _check_shapes(folder, model, headers)
     wanted, target = torch_dtype(dtype), torch.device(device)
     state: dict[str, torch.Tensor] = {}
     for name, tensor in map_tensors(folder):
@@ -65,52 +72,91 @@ def load_causal_lm(folder: Path, *, architecture: str, dtype: str, device: str, 
     _drop_tied_copies(model, state, folder)
     try:
         _, unexpected = model.load_state_dict(state, strict=False, assign=True)
-    except RuntimeError as error:  # a shape that differs; torch says which
-        detail = " ".join(str(error).split())
-        raise ModelError(f"{folder}: the weights do not fit config.json: {detail}") from error
+    except RuntimeError as error:  # what the headers do not show
+        raise ModelError(f"{folder}: the weights do not fit config.json: {_detail(error)}") from error
     state.clear()
     model.tie_weights()
-    _recreate_buffers(model, target)
+    _recreate_buffers(model, target, folder)
     missing = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     if missing:
-        raise ModelError(f"{folder}: {len(missing)} weights that {architecture} needs are missing: {_some(missing)}")
+        raise ModelError(
+            one_line(f"{folder}: {len(missing)} weights that {architecture} needs are missing: {_some(missing)}")
+        )
     if unexpected:
         raise ModelError(
-            f"{folder}: {len(unexpected)} weights have no place in {architecture}: {_some(unexpected)}; "
-            "config.json and the weights do not belong together"
+            one_line(f"{folder}: {len(unexpected)} weights have no place in {architecture}: {_some(unexpected)}; ")
+            + "config.json and the weights do not belong together"
         )
     model.eval()
     model.requires_grad_(requires_grad=False)
     return model
 
 
-def _build_on_meta(folder: Path, architecture: str, attention: str) -> Any:
+def _build_on_meta(folder: Path, architecture: str, attention: str, num_tensors: int) -> Any:
     import transformers
+
+    path, raw = folder / "config.json", read_config(folder)
 
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
         raise ModelError(f"transformers {transformers.__version__} has no model class named '{architecture}'")
     try:
+        own = model_class.config_class.model_type
+        if raw.get("model_type") not in (None, own):
+            raise ModelError(one_line(f"{path}: model_type is '{raw['model_type']}', and {architecture} is of '{own}'"))
+        check_layers(path, raw.get("num_hidden_layers"), num_tensors)
         config = model_class.config_class.from_pretrained(folder, local_files_only=True)
+        check_layers(path, config.num_hidden_layers, num_tensors)  # under whatever name the file has it
         config._attn_implementation = attention
         with torch.device("meta"):
             return model_class(config)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{folder / 'config.json'}: {architecture} cannot be built from it: {error}") from error
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # transformers' own checks of a stranger's values raise errors of every kind
+        raise ModelError(f"{path}: {architecture} cannot be built from it: {_detail(error)}") from error
+
+
+def _check_dtypes(folder: Path, headers: Mapping[str, Mapping[str, Any]]) -> None:
+    odd = [f"{name} is {entry['dtype']}" for name, entry in headers.items() if entry["dtype"] not in _DTYPES]
+    if odd:
+        raise ModelError(
+            one_line(f"{folder}: {len(odd)} weights are of a dtype that is not floating-point: {_some(odd)}")
+        )
+
+
+def _check_shapes(folder: Path, model: Any, headers: Mapping[str, Mapping[str, Any]]) -> None:
+    own = {name: list(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
+    odd = [
+        f"{name} is {entry['shape']} instead of {own[name]}"
+        for name, entry in headers.items()
+        if name in own and entry["shape"] != own[name]
+    ]
+    if odd:
+        raise ModelError(one_line(f"{folder}: the weights do not fit config.json: {_some(odd)}"))
 
 
 def _drop_tied_copies(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """When the config ties two weights and the file has both, they must be equal; the copy is dropped."""
+    """When the config ties two weights, one is kept, under the source's name; if the file has both, they are equal."""
     if not getattr(model.config, "tie_word_embeddings", False):
         return
     for copy, source in getattr(model, "_tied_weights_keys", {}).items():
-        if copy in state and source in state:
-            if not torch.equal(state[copy], state[source]):
+        if copy in state and source not in state:
+            state[source] = state.pop(copy)
+        elif copy in state:
+            if not _same(state[copy], state[source]):
                 raise ModelError(f"{folder}: config.json ties {copy} to {source}, but the file has two different ones")
             del state[copy]
 
 
-def _recreate_buffers(model: Any, target: torch.device) -> None:
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal numbers, or equal bits: NaN is no number, and a copy of it is a copy all the same."""
+    if torch.equal(one, other):
+        return True
+    one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(one, other)
+
+
+def _recreate_buffers(model: Any, target: torch.device, folder: Path) -> None:
     """Make anew what no file holds: a meta build leaves the frequencies of rotary embeddings without values."""
     for name, module in model.named_modules():
         own = [key for key, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
@@ -120,7 +166,14 @@ def _recreate_buffers(model: Any, target: torch.device) -> None:
             raise ModelError(f"{name} ({type(module).__name__}) has buffers that no file holds: {_some(own)}")
         made = dict(type(module)(module.config).named_buffers(recurse=False))
         for key in own:
+            if not torch.isfinite(made[key]).all():
+                raise ModelError(f"{folder / 'config.json'}: its rope settings give frequencies that are not finite")
             module._buffers[key] = made[key].to(target)
+
+
+def _detail(error: Exception) -> str:
+    """What the error is and says, in one line that ends."""
+    return one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", _MAX_DETAIL)
 
 
 def _some(names: list[str], limit: int = 3) -> str:

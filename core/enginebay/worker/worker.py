@@ -60,6 +60,7 @@ class Worker:
         self._start = WorkerStart(payload, host or PluginHost(), make_device)
         self._done = 0  # how many calls of _ORDER have succeeded
         self._awaits_sampling = False
+        self._step = -1  # of the schedule that came last
         self._closed = False
 
     def handle(self, call: Call, traceparent: str = "") -> Result:
@@ -92,6 +93,7 @@ class Worker:
     def _execute_model(self, call: ExecuteModel, traceparent: str) -> StepResult | Ack:
         step, runner = call.scheduler_output, self._start.runner
         self._awaits_sampling = False
+        self._step = step.step
         start = time.monotonic_ns()
         if traceparent:  # only recorded steps carry one
             attributes = {
@@ -120,7 +122,7 @@ class Worker:
         """Data from the output rank alone; the others acknowledge, so that a failure on any rank is seen."""
         if self._payload.place.rank != self._payload.world.output_rank:
             return Ack()
-        return StepResult(output=output, start_ns=start_ns, end_ns=time.monotonic_ns())
+        return StepResult(output=output, step=self._step, start_ns=start_ns, end_ns=time.monotonic_ns())
 
     def _check_turn(self, call: StartCall) -> None:
         self._check_open(call)

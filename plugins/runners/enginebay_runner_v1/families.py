@@ -13,7 +13,14 @@ from enginebay.messages import ModelInfo
 
 __all__ = ["ARCHITECTURES", "supports"]
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Architecture → ``model_type``: a config in which the two differ is run one way here and another way elsewhere."""
+ARCHITECTURES = tuple(_MODEL_TYPES)
 
 _OWN_WAYS = {
     "Llama4ForCausalLM": "it attends in chunks",
@@ -65,17 +72,46 @@ def supports(model: ModelInfo) -> str | None:
             if why
             else (f"architecture {model.architecture or 'unknown'} is not among those known to run exactly: {known}")
         )
+    if model.model_type not in ("", _MODEL_TYPES[model.architecture]):
+        return (
+            f"config.json has model_type {model.model_type} with architecture {model.architecture}, "
+            f"which is of {_MODEL_TYPES[model.architecture]}"
+        )
     for key, why in _ODDITIES.items():
         if model.config.get(key):
             return f"config.json sets {key}: {why}"
-    odd = sorted({str(kind) for kind in model.config.get("layer_types") or () if kind not in _LAYER_TYPES})
-    if odd:
-        return f"config.json has layer_types {', '.join(odd)}; known are {', '.join(_LAYER_TYPES)}"
+    if (why := _layers(model) or _window(model.config)) is not None:
+        return why
     for rope in _rope_types(model.config):
         if rope not in _ROPE_TYPES:
             why = _ROPE_REASONS.get(rope, f"known are {', '.join(_ROPE_TYPES)}")
-            return f"rope type '{rope}' is not run exactly: {why}"
+            return f"rope type {rope!r} is not run exactly: {why}"
     return None
+
+
+def _layers(model: ModelInfo) -> str | None:
+    """What is wrong with the kinds of layers that the config names."""
+    kinds = model.config.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        return "config.json has layer_types that are no list of names"
+    if odd := sorted(set(kinds) - set(_LAYER_TYPES)):
+        return f"config.json has layer_types {', '.join(map(repr, odd))}; known are {', '.join(_LAYER_TYPES)}"
+    if model.architecture == "MistralForCausalLM" and len(set(kinds)) > 1:
+        return (
+            "config.json has layer_types of both kinds, and MistralForCausalLM has one window for all layers "
+            "(transformers takes such a model for a Ministral)"
+        )
+    return None
+
+
+def _window(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with the window, where one is used."""
+    window = config.get("sliding_window")
+    if window is None or config.get("use_sliding_window") is False or (type(window) is int and window >= 1):
+        return None
+    return f"config.json has sliding_window {window!r}, and a token sees at least itself: 1 or more, or null"
 
 
 def _rope_types(config: Mapping[str, Any]) -> Iterator[str]:

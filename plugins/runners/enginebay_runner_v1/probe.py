@@ -14,6 +14,7 @@ import torch
 
 from enginebay.errors import ModelError
 from enginebay.messages import KVCacheGroup, KVCacheSpec
+from enginebay.models import one_line
 from enginebay_runner_v1.attention import causal_attention
 
 __all__ = ["LayerShape", "attention_modules", "kv_spec", "probe"]
@@ -22,6 +23,7 @@ _SERVED = frozenset({"scaling", "sliding_window", "dropout"})
 _HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache"})
 """Options that arrive and say nothing that the layout does not say."""
 _TOKENS = 3
+_MAX_DETAIL = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,12 @@ class _Recorder:
                 f"value {list(value.shape)}, which runner v1 has no cache for"
             )
         window = options.get("sliding_window")
-        self.shapes[self.layer] = LayerShape(heads, kv_heads, width, None if window is None else int(window))
+        if window is not None and (type(window) is not int or window < 1):
+            raise ModelError(
+                f"layer {self.layer}: sliding_window is {window!r}, and a token sees at least itself: "
+                "1 or more, or null"
+            )
+        self.shapes[self.layer] = LayerShape(heads, kv_heads, width, window)
         out = causal_attention(query[0], key[0], value[0], None, float(options["scaling"]))
         return out.transpose(0, 1).unsqueeze(0)
 
@@ -80,7 +87,7 @@ def attention_modules(model: Any) -> list[Any]:
     """The modules that call attention, by layer. Raises ``ModelError`` when they are not one per layer."""
     found = [m for m in model.modules() if type(m).__name__.endswith("Attention") and hasattr(m, "layer_idx")]
     layers = int(model.config.num_hidden_layers)
-    if [m.layer_idx for m in found] != list(range(layers)):
+    if not found or [m.layer_idx for m in found] != list(range(layers)):
         raise ModelError(
             f"{type(model).__name__} has {len(found)} attention modules for {layers} layers: not one in each"
         )
@@ -99,6 +106,11 @@ def probe(model: Any) -> tuple[LayerShape, ...]:
     try:
         with torch.inference_mode():
             model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
+    except (ModelError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a value of config.json that only shows when the model runs
+        why = one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", _MAX_DETAIL)
+        raise ModelError(f"{type(model).__name__} does not run as config.json describes it: {why}") from error
     finally:
         for module in modules:
             del module.eb
@@ -113,7 +125,28 @@ def probe(model: Any) -> tuple[LayerShape, ...]:
             f"layer {unlike[0]} caches {shapes[unlike[0]].cached} (KV heads, width), layer 0 {shapes[0].cached}; "
             "runner v1 has one shape for all layers"
         )
-    return tuple(shapes[layer] for layer in range(len(modules)))
+    seen = tuple(shapes[layer] for layer in range(len(modules)))
+    _check_windows(model.config, seen)
+    return seen
+
+
+def _check_windows(config: Any, seen: tuple[LayerShape, ...]) -> None:
+    """Where config.json says the kind of each layer, the windows are those: a class that does not read it ignores it.
+
+    Raises ``ModelError`` for the first layer that sees more or less than the config says.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return
+    if len(kinds) != len(seen):
+        raise ModelError(f"config.json has layer_types for {len(kinds)} layers, and the model has {len(seen)}")
+    for layer, (kind, shape) in enumerate(zip(kinds, seen, strict=True)):
+        said = getattr(config, "sliding_window", None) if kind == "sliding_attention" else None
+        if shape.window != said or (kind == "sliding_attention" and said is None):
+            raise ModelError(
+                f"layer {layer} attends with a window of {shape.window}, and config.json has it as '{kind}' "
+                f"with {said}: it cannot be run exactly"
+            )
 
 
 def kv_spec(shapes: tuple[LayerShape, ...], block_size: int, element_size: int) -> KVCacheSpec:

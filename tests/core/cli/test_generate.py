@@ -41,6 +41,15 @@ def test_a_prompt_is_answered_through_the_chat_template(generate: Run) -> None:
     assert generate("say:Paris") == (0, "Paris\n", "")
 
 
+@pytest.mark.parametrize("option", ["--top-k", "--max-tokens"])
+def test_a_number_that_no_message_can_hold_is_one_line(generate: Run, option: str) -> None:  # E4
+    code, out, err = generate("hi", option, str(2**70))
+    assert code in (1, 2)
+    assert out == ""
+    assert str(2**70) in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
 def test_a_prompt_from_a_pipe(generate: Run) -> None:
     assert generate(stdin=b"say:Rome\n")[1] == "Rome\n"
     assert generate("-", stdin=b"say:Rome")[1] == "Rome\n"

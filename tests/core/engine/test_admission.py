@@ -6,10 +6,13 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from enginebay.engine.admission import AdmissionLimits, Ask, validate
 from enginebay.errors import InvalidRequest
-from enginebay.messages import SamplingParams
+from enginebay.messages import FinishReason, SamplingParams
+from support.fake_engine import FakeEngine
 
 LIMITS = AdmissionLimits(
     vocab_size=100, runner="runner 'fake' 1.0", features=frozenset({"seed"}), check_fits=lambda prompt, most: None
@@ -73,6 +76,14 @@ def test_requests_that_are_refused(ask: dict[str, Any], param: str, message: str
         ({"seed": -1}, "seed must be an integer from 0 to 2**64 - 1, not -1"),
         ({"seed": 2**64}, "seed must be an integer from 0 to 2**64 - 1, not 18446744073709551616"),
         ({"stop": "END"}, "stop must be a tuple, not str"),
+        ({"max_tokens": 2**63}, "max_tokens must be an integer from 1 to 2**63 - 1, not 9223372036854775808"),
+        ({"top_k": 2**70}, "top_k must be an integer from 0 to 2**63 - 1, not 1180591620717411303424"),
+        ({"max_tokens": True}, "max_tokens must be an integer, 1 or more, not True"),
+        ({"temperature": True}, "temperature must be a finite number, 0 or more, not True"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, not 1"),
+        ({"skip_special_tokens": None}, "skip_special_tokens must be True or False, not None"),
+        ({"stop": ("a\ud800",)}, "stop has a lone surrogate at character 1 ('a\\ud800'): it is no Unicode text"),
+        ({"stop_token_ids": (2**70,)}, f"stop token {2**70} is outside the model's vocabulary (0 to 99)"),
         ({"stop": ("",)}, "stop strings must be non-empty strings, not ''"),
         ({"stop": ("x" * 257,)}, "a stop string has 257 characters; at most 256 are allowed"),
         ({"stop": ("x",) * 17}, "stop has 17 strings; at most 16 are allowed"),
@@ -101,3 +112,95 @@ def test_stop_strings_need_a_tokenizer() -> None:
     )
     message = "stop strings need a tokenizer, and this model has none; use stop_token_ids"
     assert str(refused({"stop": ("x",)}, limits)) == message
+
+
+SURROGATE = "x\udfff"
+
+
+@pytest.mark.parametrize("name", ["request_id", "tenant", "cache_salt", "adapter", "traceparent"])
+def test_no_string_with_a_surrogate_passes(name: str) -> None:
+    error = refused(**{name: SURROGATE})
+    assert (error.param, str(error)) == (
+        name,
+        f"{name} has a lone surrogate at character 1 ('x\\udfff'): it is no Unicode text",
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (None, "extra must be a dict of bytes by plugin name, not NoneType"),
+        ({1: b""}, "extra must hold bytes by plugin name, not b'' under 1"),
+        ({"p": "text"}, "extra must hold bytes by plugin name, not 'text' under 'p'"),
+        ({SURROGATE: b""}, "extra has a lone surrogate at character 1 ('x\\udfff'): it is no Unicode text"),
+    ],
+)
+def test_extras_are_bytes_by_name(extra: Any, message: str) -> None:
+    assert str(refused(extra=extra)) == message
+
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.sampled_from([2**31, 2**63 - 1, 2**63, 2**64, 2**70, -(2**70), 10**400, 10**5000]),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=2),
+)
+TEXTS = st.one_of(st.text(max_size=3), st.just("\ud800"), st.none(), st.integers(), st.binary(max_size=2))
+PARAMS = {
+    **dict.fromkeys(("max_tokens", "temperature", "top_k", "top_p", "seed"), NUMBERS),
+    **dict.fromkeys(("ignore_eos", "skip_special_tokens"), NUMBERS),
+    "stop": st.one_of(TEXTS, st.lists(TEXTS, max_size=2).map(tuple)),
+    "stop_token_ids": st.one_of(NUMBERS, st.lists(NUMBERS, max_size=2).map(tuple)),
+}
+FIELDS = {
+    **dict.fromkeys(("request_id", "tenant", "cache_salt", "adapter", "traceparent"), TEXTS),
+    **dict.fromkeys(("priority", "timeout"), NUMBERS),
+    "prompt_token_ids": st.one_of(NUMBERS, st.lists(NUMBERS, max_size=2).map(tuple)),
+    "extra": st.one_of(NUMBERS, st.dictionaries(TEXTS, TEXTS, max_size=2)),
+}
+EVERYTHING = frozenset({"top_k", "top_p", "seed"})
+
+
+@settings(max_examples=400)
+@given(params=st.fixed_dictionaries({}, optional=PARAMS), fields=st.fixed_dictionaries({}, optional=FIELDS))
+def test_whatever_a_client_brings_hurts_it_alone(params: dict[str, Any], fields: dict[str, Any]) -> None:
+    """A request is refused with ``InvalidRequest``, or it runs; the engine lives and others are answered."""
+    engine = FakeEngine(features=EVERYTHING)
+    engine.add("good", max_tokens=2)
+    whole = {"request_id": "odd", "prompt_token_ids": (104, 105), "params": SamplingParams(**params), **fields}
+    said = ""
+    try:
+        engine.core.add_request(Ask(**whole))
+    except InvalidRequest as error:
+        said = str(error)
+    assert "\n" not in said
+    assert len(said) < 400
+    for _ in range(3):
+        engine.core.step()
+    assert engine.core.death() is None
+    assert ("good", FinishReason.LENGTH) in [(s.request_id, s.finish_reason) for s in engine.hooks.summaries]
+
+
+def test_the_last_line_refuses_what_the_codec_cannot_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the checks may overlook: here, the one of Unicode."""
+    monkeypatch.setattr("enginebay.engine.admission._check_unicode", lambda name, value: None)
+    for error in (refused({"stop": (SURROGATE,)}), refused(request_id=SURROGATE), refused(extra={SURROGATE: b""})):
+        assert str(error).startswith("the request cannot be sent to a worker: ")
+
+
+def test_a_request_that_used_to_kill_the_engine_is_refused_alone() -> None:
+    engine = FakeEngine(features=EVERYTHING)
+    for params in (
+        {"top_k": 2**70, "temperature": 1.0},
+        {"max_tokens": 2**70},
+        {"stop": ("\ud800",)},
+        {"ignore_eos": 1},
+        {"skip_special_tokens": None},
+        {"temperature": 10**400},
+    ):
+        with pytest.raises(InvalidRequest):
+            engine.add("bad", **params)
+    assert engine.answer(max_tokens=2)[0] == "th"

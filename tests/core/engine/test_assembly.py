@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.trace import StatusCode
 
-from enginebay import tracing
+from enginebay import __version__
 from enginebay.config import load
 from enginebay.engine.assembly import start
 from enginebay.engine.bringup import BringUp
 from enginebay.engine.core import EngineCore
 from enginebay.engine.front import Front, resolve_config
 from enginebay.engine.plan import plan
-from enginebay.errors import CapabilityError, ConfigError, EnginebayError, ModelError, StartFailed, WorkerFailed
+from enginebay.errors import (
+    CapabilityError,
+    ConfigError,
+    EnginebayError,
+    ModelError,
+    PluginNotFound,
+    StartFailed,
+    WorkerFailed,
+    WorkerLost,
+)
+from enginebay.interfaces import WorkerExit
 from enginebay.messages import MemorySnapshot, PluginIdentity, PluginsLoaded, WorkerInfo
 from enginebay.plugins import PluginHost
 from enginebay.runtime import system_runtime
@@ -134,12 +145,64 @@ def test_the_start_is_one_trace(fake: Installed, monkeypatch: pytest.MonkeyPatch
         ]
     assert root.context is not None
     assert {s.context.trace_id for s in (root, launch, worker) if s.context is not None} == {root.context.trace_id}
-    got = dict(root.attributes or {})
-    assert got[tracing.RUNNER] == "fake (fake-runner 1.0)"
-    assert str(got[tracing.SCHEDULER]).startswith("fcfs (enginebay ")
-    assert got[tracing.ATTENTION] == "none at all"
-    assert got[tracing.WORLD_SIZE] == 1
-    assert got[tracing.KV_BLOCKS] == 256
+    assert dict(root.attributes or {}) == {
+        "enginebay.executor": f"uni (enginebay {__version__})",
+        "enginebay.runner": "fake (fake-runner 1.0)",
+        "enginebay.scheduler": f"fcfs (enginebay {__version__})",
+        "enginebay.overlap": "off",
+        "enginebay.graph": "eager",
+        "enginebay.world_size": 1,
+        "enginebay.model": "model",
+        "enginebay.attention": "none at all",
+        "enginebay.kv.blocks": 256,
+    }
+    times = [(span.start_time or 0, span.end_time or 0) for span in spans.all() if span.parent is not None]
+    assert all(root.start_time <= begun <= ended <= root.end_time for begun, ended in times)  # type: ignore[operator]  # they have ended
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error"),
+    [
+        (lambda fake: fake.config() | {"runner": {"use": "nowhere"}}, PluginNotFound),  # in plan()
+        (lambda fake: fake.config() | {"model": {"path": str(fake.model / "nowhere")}}, ModelError),  # in plan()
+        (lambda fake: ((fake.model / "tokenizer.json").unlink(), fake.config())[1], ModelError),
+        (lambda fake: fake.config(fail="load_model"), WorkerFailed),
+    ],
+)
+def test_a_start_that_fails_anywhere_is_a_trace_too(
+    fake: Installed, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Installed], Any], error: type[Exception]
+) -> None:  # O1
+    config = break_it(fake)
+    with recorded(monkeypatch) as spans:
+        with pytest.raises(error):
+            Front.open(config)
+        (root,) = spans.named("engine.start")
+        assert spans.children(root)[:2] == ["config.resolve", "plugin.discovery"]
+    assert root.status.status_code is StatusCode.ERROR
+    assert dict(root.attributes or {})["error.type"] == error.__name__
+
+
+def test_a_death_that_the_executor_reports_reaches_the_core(fake: Installed) -> None:  # X4
+    core = started(fake)
+    try:
+        context = core._parts.executor.context
+        context.worker_exited(WorkerExit(rank=0, incarnation="x", signal=11))
+        with pytest.raises(WorkerLost, match=r"rank 0: the worker ended \(signal 11\)"):
+            core.step()
+    finally:
+        core.stop()
+
+
+def test_each_scheduler_has_a_cache_of_its_own(fake: Installed) -> None:
+    core = started(fake)
+    try:
+        one, two = core._parts.make_scheduler(), core._parts.make_scheduler()
+        assert one is not two
+        assert one.context.kv_cache is not two.context.kv_cache
+        assert one.context.kv_cache.num_blocks == 256
+        assert core.stats().scheduler.num_blocks == 256
+    finally:
+        core.stop()
 
 
 def test_a_start_that_fails_is_recorded(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:  # O1

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from enginebay.engine.commit import StopStrings, TextState, Trimmed, no_text, trim
 from enginebay.messages import FinishReason, SamplingParams
+from enginebay.text import IncrementalDetokenizer
 from support.fake_engine import EOS, Bytes, FakeEngine
+from support.tiny_tokenizers import KINDS
 
 
 def commit(drawn: list[int], *, before: int = 0, max_model_len: int = 100, prompt: int = 2, **params: Any) -> Trimmed:
@@ -134,7 +136,7 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(pieces: list[str], 
 def test_stop_strings_across_token_borders_through_the_engine(
     text: str, stops: list[str], chunk: int, max_tokens: int
 ) -> None:  # S7
-    engine = FakeEngine(max_num_batched_tokens=128)
+    engine = FakeEngine(max_num_batched_tokens=128, max_tokens_per_step=7)
     engine.executor.draw = lambda one: tuple(
         text_tokens[(done := len(one.row.token_ids) - one.row.num_prompt_tokens) : done + chunk]
     )
@@ -166,3 +168,38 @@ def test_many_stop_strings_cost_the_same_per_character() -> None:
 @pytest.mark.parametrize("piece", ["", "x"])
 def test_without_stop_strings_text_goes_straight_through(piece: str) -> None:
     assert StopStrings(()).push(piece) == (piece, None)
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "sentencepiece-legacy"])
+@given(data=st.data())
+def test_a_stop_string_within_a_run_of_byte_tokens_ends_it_there(kind: str, data: st.DataObject) -> None:  # S7
+    tokenizer = KINDS[kind]()
+    ids = tokenizer.encode(data.draw(st.text(alphabet="the 日本語🦜\x01", min_size=1, max_size=20)))
+    whole = tokenizer.decode(ids)
+    start = data.draw(st.integers(0, max(0, len(whole) - 1)))
+    stop = whole[start : start + data.draw(st.integers(1, 4))]
+    if not stop:
+        return
+    state, shown, found, count = TextState(SamplingParams(stop=(stop,)), IncrementalDetokenizer(tokenizer)), "", None, 0
+    while found is None:
+        piece, found = state.push(ids[count])
+        shown, count = shown + piece, count + 1
+    assert (shown, found) == naive(whole, [stop])
+    assert stop in tokenizer.decode(ids[:count])
+    assert stop not in tokenizer.decode(ids[: count - 1])
+
+
+def test_what_a_broken_run_of_byte_tokens_reads_as_can_stop_too() -> None:  # S7
+    tokenizer = KINDS["sentencepiece"]()
+    state = TextState(SamplingParams(stop=("\ufffd\ufffd\ufffd\ufffd",)), IncrementalDetokenizer(tokenizer))
+    first = tokenizer.encode("\x01")[-1] - 1  # the byte tokens stand in a row
+    got = [state.push(first + byte) for byte in (0x41, 0xE6, 0x97, 0x41)]
+    assert got == [("", None), ("", None), ("", None), ("", "\ufffd" * 4)]
+
+
+def test_looking_ahead_changes_nothing() -> None:
+    tokenizer = KINDS["sentencepiece"]()
+    ids = tokenizer.encode("the 日本語🦜 and 語")
+    state = TextState(SamplingParams(stop=("語語",)), IncrementalDetokenizer(tokenizer))
+    pieces = [state.push(i) for i in ids]
+    assert "".join(text for text, _ in [*pieces, state.finish()]) == tokenizer.decode(ids)

@@ -12,7 +12,7 @@ import pytest
 from enginebay.errors import DuplicateRequest, EngineDead, InvalidRequest, PolicyFailed, RequestTooLong, WorkerHung
 from enginebay.interfaces import ExecutorHealth, PolicyState, RequestView
 from enginebay.messages import FinishReason, SchedulerOutput, Usage
-from enginebay.runtime import Clock, Runtime, system_runtime
+from support.clock import FakeClock, fake_runtime
 from support.fake_engine import DEFAULT, EOS, Arrival, FakeEngine
 
 
@@ -142,34 +142,6 @@ def test_seeds_are_drawn_at_admission_from_the_seams() -> None:
     assert seen[0] == seen[1]
     assert seen[0]["given"] == 2**63 + 7
     assert seen[0]["drawn"] not in (0, 2**63 + 7)
-
-
-class FakeClock(Clock):
-    """Time as the test sets it; a wait for a future that is not done lets its deadline pass."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
-
-    def now_ns(self) -> int:
-        return int(self.time * 1e9)
-
-    def wall_ns(self) -> int:
-        return self.now_ns() + 10**18
-
-    def wait_future(self, future: Any, deadline: float | None) -> Any:
-        if not future.done():
-            assert deadline is not None
-            self.time = deadline
-            raise TimeoutError
-        return future.result()
-
-
-def fake_runtime(clock: Clock) -> Runtime:
-    real = system_runtime(seed=1)
-    return Runtime(clock=clock, transport=real.transport, spawner=real.spawner, entropy=real.entropy)
 
 
 def test_a_request_past_its_deadline_ends_with_that_error() -> None:
@@ -364,15 +336,16 @@ def test_an_interrupt_while_waiting_loses_no_token() -> None:
     engine = FakeEngine()
     engine.add("a", max_tokens=4)
     wait = engine.runtime.clock.wait_future
-    calls = iter([True, False, True, False, False, False, False, False])
+    to_come: list[BaseException] = []
 
     def interrupted(future: Any, deadline: float | None) -> Any:
-        if next(calls):
-            raise KeyboardInterrupt
+        if to_come:
+            raise to_come.pop()
         return wait(future, deadline)
 
     engine.runtime.clock.wait_future = interrupted  # type: ignore[method-assign]  # Ctrl-C, twice
     for _ in range(2):
+        to_come.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             engine.step()
         engine.step()

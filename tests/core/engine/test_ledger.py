@@ -26,7 +26,7 @@ def request(request_id: str = "r", number: int = 0, committed: tuple[int, ...] =
 
 def test_a_commit_that_leaves_a_gap_is_refused() -> None:
     ledger = Ledger()
-    row = ledger.open(request(), generation=0)
+    row = ledger.open(request())
     ledger.commit(row, 0, [7, 8])
     for offset in (0, 1, 3):
         with pytest.raises(LedgerGap) as caught:
@@ -37,7 +37,7 @@ def test_a_commit_that_leaves_a_gap_is_refused() -> None:
 
 def test_an_ended_row_commits_nothing_and_leaves() -> None:
     ledger = Ledger()
-    row = ledger.open(request(), generation=0)
+    row = ledger.open(request())
     output = ledger.commit(row, 0, [7], finish=FinishReason.STOP, stop_reason="x", text="t")
     assert (output.finish_reason, output.stop_reason, output.text) == (FinishReason.STOP, "x", "t")
     assert output.usage == Usage(prompt_tokens=3, completion_tokens=1)
@@ -49,16 +49,16 @@ def test_an_ended_row_commits_nothing_and_leaves() -> None:
 
 def test_a_row_under_a_reused_id_is_not_the_old_one() -> None:
     ledger = Ledger()
-    old = ledger.open(request(), generation=0)
+    old = ledger.open(request())
     ledger.end(old, FinishReason.ABORT)
-    ledger.open(request(number=1), generation=0)
+    ledger.open(request(number=1))
     with pytest.raises(LedgerGap):
         ledger.commit(old, 0, [1])
 
 
 def test_what_a_fresh_scheduler_is_given_has_what_exists_already() -> None:
     ledger = Ledger()
-    row = ledger.open(request(committed=(4,)), generation=0)
+    row = ledger.open(request(committed=(4,)))
     ledger.commit(row, 1, [5, 6])
     assert row.request() == request(committed=(4, 5, 6))
 
@@ -66,7 +66,7 @@ def test_what_a_fresh_scheduler_is_given_has_what_exists_already() -> None:
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=10))
 def test_offsets_of_deltas_are_gapless_and_unique(commits: list[list[int]]) -> None:
     ledger = Ledger()
-    row = ledger.open(request(), generation=0)
+    row = ledger.open(request())
     seen: list[int] = []
     for ids in commits:
         output = ledger.commit(row, len(row.committed), ids)

@@ -488,6 +488,17 @@ def test_extensions_are_loaded_told_of_and_may_refuse(parts: FakeSite) -> None:
         make_plan(parts, "extensions.watch={}", "model.seed=13")
 
 
+def test_generation_settings_that_are_not_applied_are_told_of(parts: FakeSite) -> None:
+    from msgspec.structs import replace
+
+    picky = replace(MODEL, ignored_generation=("num_beams = 4", "repetition_penalty = 1.3"))
+    assert in_force(make_plan(parts, model=picky))["generation_config"] == (
+        "not applied: num_beams = 4, repetition_penalty = 1.3",
+        "requests carry their own sampling",
+    )
+    assert "generation_config" not in in_force(make_plan(parts))
+
+
 def test_the_model_is_read_from_its_path(parts: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

@@ -36,7 +36,8 @@ def test_one_trace_per_request_with_its_phases_and_events(monkeypatch: pytest.Mo
     times = [event.timestamp for event in span.events]
     assert [span.start_time, *times] == sorted([span.start_time, *times])
     got = about(span)
-    assert {k: got[k] for k in got if k.startswith("gen_ai.")} == {
+    assert len(got.pop(tracing.FIRST_STEP_TRACE)) == len(got.pop(tracing.LAST_STEP_TRACE)) == 32
+    assert got == {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "enginebay",
         "gen_ai.request.model": "fake-model",
@@ -50,9 +51,40 @@ def test_one_trace_per_request_with_its_phases_and_events(monkeypatch: pytest.Mo
         "gen_ai.usage.input_tokens": 9,
         "gen_ai.usage.output_tokens": 6,
         "gen_ai.usage.cache_read.input_tokens": 0,
+        "enginebay.request.id": "a",
+        "enginebay.request.finish_reason": "stop",
+        "enginebay.request.preemptions": 0,
+        "enginebay.request.recoveries": 0,
+        "enginebay.request.first_step": 0,
+        "enginebay.request.last_step": 5,
     }
-    assert (got[tracing.FIRST_STEP], got[tracing.LAST_STEP], got[tracing.PREEMPTIONS]) == (0, 5, 0)
-    assert "hello" not in repr(got)
+
+
+def test_a_void_is_told_in_the_spans_of_its_step_and_requests(monkeypatch: pytest.MonkeyPatch) -> None:  # O2
+    with recorded(monkeypatch) as spans:
+        engine = FakeEngine(step_every=10**9)
+        engine.add("a", max_tokens=3)
+        engine.step()
+        engine.executor.reply_generation = 77
+        engine.step()
+        engine.executor.reply_generation = None
+        engine.run()
+        (request,) = spans.named("text_completion fake-model")
+        (_, step) = spans.named("engine.step")
+    assert about(step)[tracing.STEP_INDEX] == 1
+    assert (step.status.status_code, about(step)["error.type"]) == (StatusCode.ERROR, "StepVoid")
+    assert (request.status.status_code, about(request)[tracing.RECOVERIES]) == (StatusCode.OK, 1)
+    assert [event.name for event in request.events] == ["scheduled", "first_token", "requeued", "finished"]
+
+
+def test_a_failed_request_has_its_error(monkeypatch: pytest.MonkeyPatch) -> None:  # O2
+    with recorded(monkeypatch) as spans:
+        engine = FakeEngine()
+        engine.executor.faults["a"] = "logits are NaN"
+        engine.add("a")
+        engine.run()
+        (request,) = spans.named("text_completion fake-model")
+    assert about(request)["enginebay.request.error"] == "logits are NaN"
 
 
 def test_steps_and_requests_are_tied_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:  # O3

@@ -79,7 +79,7 @@ def test_import_lists_and_resolves(cache: Path, tiny_gguf: Path) -> None:
             "mtime_ns": tiny_gguf.stat().st_mtime_ns,
         },
         "dtype": "bfloat16",
-        "converter": 1,
+        "converter": 2,
     }
     (model,) = list_models()
     assert (model.name, model.path, model.architecture, model.dtype) == (

@@ -172,8 +172,8 @@ def test_llama3_rope_is_recognised_from_its_factors(tmp_path: Path) -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from enginebay.models._architecture import Metadata
     from enginebay.models._gguf import GgufFile, GgufTensor
+    from enginebay.models._metadata import Metadata
     from enginebay.models._rope import rope_parameters
 
     rule = {

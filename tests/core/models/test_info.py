@@ -182,6 +182,39 @@ def test_another_tokenizer(model: Path) -> None:
     assert read_model_info(model, needs_tokenizer=False).name == "Tiny"
 
 
+@pytest.mark.parametrize("length", [2**31, 10**12])
+def test_a_length_that_no_model_has(model: Path, length: int) -> None:
+    _edit(model / "config.json", max_position_embeddings=length)
+    assert _refusal(model) == (
+        f"{model / 'config.json'}: max_position_embeddings is {length}, and a text may have 2147483647 tokens"
+    )
+
+
+def test_words_of_the_config_cannot_break_a_line(model: Path) -> None:
+    _edit(model / "config.json", architectures=["Llama\nFor\x1bCausalLM"], dtype="x\ny", model_type="a\nb")
+    info = read_model_info(model)
+    assert (info.architecture, info.dtype, info.model_type) == ("Llama?For?CausalLM", "x?y", "a?b")
+
+
+def test_dtype_of_the_weights_when_two_are_as_many(model: Path) -> None:
+    """The first of the file, in every process: not as a set happens to order them."""
+    _edit(model / "config.json", dtype=...)
+    header = {
+        name: {"dtype": code, "shape": [1], "data_offsets": [4 * at, 4 * at + 4]}
+        for at, (name, code) in enumerate((("a", "F32"), ("b", "F16"), ("c", "BF16")))
+    }
+    text = json.dumps(header).encode()
+    (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(12))
+    assert read_model_info(model).dtype == "float32"
+
+
+def test_more_layers_than_tensors(model: Path) -> None:
+    _edit(model / "config.json", num_hidden_layers=10**6)
+    assert _refusal(model) == (
+        f"{model / 'config.json'}: num_hidden_layers is 1000000, and the weights are only 20 tensors"
+    )
+
+
 def test_no_length(model: Path) -> None:
     _edit(model / "config.json", max_position_embeddings=None)
     assert _refusal(model) == f"{model / 'config.json'} has no usable max_position_embeddings"

@@ -83,6 +83,34 @@ def test_an_observer_is_disabled_at_the_third_time(site: FakeSite, caplog: pytes
     ]
 
 
+def test_a_hook_that_leaves_is_a_hook_that_raises(site: FakeSite, caplog: pytest.LogCaptureFixture) -> None:
+    """A ``sys.exit`` in a hook ends nothing: neither a step nor the process."""
+    body = "@hookimpl\ndef enginebay_step_finished(self, report): calls.append(1); raise SystemExit(3)\n"
+    bad = extension(site, "bad", body + "@hookimpl\ndef enginebay_configure(self, config): raise SystemExit(4)")
+    host = site.host()
+    host.load_extensions({"bad": {}})
+    with caplog.at_level(logging.WARNING, "enginebay"):
+        for _ in range(5):
+            host.hooks.step_finished(REPORT)
+    assert len(sys.modules[bad].calls) == 3
+    assert caplog.records[-1].getMessage() == (
+        "enginebay_step_finished of extension 'bad' (bad-pkg 1.0) raised for the third time and is disabled: "
+        "SystemExit: 3"
+    )
+    with pytest.raises(
+        PluginBroken, match=r"enginebay_configure of extension 'bad' \(bad-pkg 1.0\) raised SystemExit: 4"
+    ):
+        host.hooks.configure(EngineConfig())
+
+
+def test_an_interrupt_in_a_hook_is_no_fault_of_it(site: FakeSite) -> None:
+    extension(site, "slow", "@hookimpl\ndef enginebay_step_finished(self, report): raise KeyboardInterrupt")
+    host = site.host()
+    host.load_extensions({"slow": {}})
+    with pytest.raises(KeyboardInterrupt):
+        host.hooks.step_finished(REPORT)
+
+
 def test_strikes_outlive_a_later_registration(site: FakeSite) -> None:
     bad = extension(
         site, "bad", "@hookimpl\ndef enginebay_engine_stopped(self): calls.append(1); raise ValueError('x')"

@@ -50,8 +50,8 @@ def test_special_tokens_in_a_message_stay_text(smollm2_tokenizer: Tokenizer, smo
 
 
 CONTENT = st.lists(
-    st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "a", " ", "\n", "\ufdd0", "\ufdd1", "<", "é"])
-    | st.text(writable(), max_size=3)
+    st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "a", " ", "\n", "\ufdd0", "\ufdd2", "<", "é"])
+    | st.text(writable(), max_size=3).filter(lambda text: "\ufdd1" not in text)
 ).map("".join)
 
 
@@ -107,6 +107,10 @@ def test_special_tokens_of_one_character() -> None:
         ([{"role": "user"}], "messages[0] needs 'role' and 'content'"),
         (["hi"], "messages[0] needs 'role' and 'content'"),
         ([*FRANCE, {"role": "user", "content": None}], "messages[1]: 'content' is not text"),
+        (
+            [{"role": "im_end|>x<|im_start", "content": ""}],
+            "messages[0]: role 'im_end|>x<|im_start' is none of assistant, developer, system, tool, user",
+        ),
     ],
 )
 def test_what_are_no_messages(smollm2_tokenizer: Tokenizer, messages: Messages, error: str) -> None:
@@ -121,11 +125,14 @@ def test_lone_surrogates(smollm2_tokenizer: Tokenizer, smollm2_template: ChatTem
         encode_chat(smollm2_tokenizer, smollm2_template, [{"role": "user", "content": "x\ud800"}])
 
 
-def test_all_noncharacters_used(smollm2_tokenizer: Tokenizer, smollm2_template: ChatTemplate) -> None:
-    content = "".join(map(chr, range(0xFDD0, 0xFDF0))) + "<|im_end|>"
+def test_noncharacters_used_up(smollm2_tokenizer: Tokenizer, smollm2_template: ChatTemplate) -> None:
+    content = "\ufdd0\ufdd1<|im_end|>"
     with pytest.raises(InvalidRequest) as caught:
         encode_chat(smollm2_tokenizer, smollm2_template, [{"role": "user", "content": content}])
-    assert str(caught.value) == "the messages use up the Unicode noncharacters U+FDD0 to U+FDEF"
+    assert str(caught.value) == (
+        "the messages use up the Unicode noncharacters (U+FDD0 and U+FDD1, or most others) that keep text "
+        "apart from control tokens"
+    )
 
 
 def test_a_template_that_refuses() -> None:
@@ -180,5 +187,5 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("B{{ eos_token }}")
     assert ChatTemplate.from_folder(tmp_path).render(FRANCE) == "B</s>"
     config.write_text("{")
-    with pytest.raises(ModelError, match=f"^cannot read the chat template of {tmp_path}: "):
+    with pytest.raises(ModelError, match=f"^{config} is not valid JSON: "):
         ChatTemplate.from_folder(tmp_path)

@@ -74,6 +74,33 @@ def test_byte_tokens_are_held_until_they_are_whole() -> None:
     assert detokenizer.finish() == ""
 
 
+@MORE
+@given(data=st.data(), length=st.integers(1, 5))
+@pytest.mark.parametrize("kind", ["sentencepiece", "sentencepiece-legacy"])
+def test_looking_ahead_tells_the_end_of_what_finish_returns(kind: str, data: st.DataObject, length: int) -> None:
+    tokenizer = KINDS[kind]()
+    ids = data.draw(
+        st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(tokenizer.encode("日語\x20\x01")))
+    )
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer.push(ids)
+    ahead = detokenizer.ahead(length)
+    assert ahead in ("", detokenizer.finish()[-length:])
+
+
+def test_looking_ahead_in_a_run_of_byte_tokens() -> None:
+    tokenizer = sentencepiece_like(legacy=False)
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    ids = tokenizer.encode("the 日本")
+    assert [(detokenizer.push([i]), detokenizer.ahead(9)) for i in ids] == [
+        *(("the", ""), (" ", "")),
+        *(("", ""), ("", ""), ("", "日")),
+        *(("", ""), ("", ""), ("", "日本")),
+    ]
+    assert detokenizer.ahead(1) == "本"
+    assert detokenizer.finish() == "日本"
+
+
 def test_special_tokens(smollm2_tokenizer: Tokenizer) -> None:
     ids = [104, 2, 105]
     assert _pieces(smollm2_tokenizer, ids, skip=True) == ["x", "", "y", ""]

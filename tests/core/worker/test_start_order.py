@@ -254,11 +254,11 @@ def test_execute_then_sample() -> None:
     step = ExecuteModel(scheduler_output=SchedulerOutput(step=1))
     result = one.handle(step)
     assert isinstance(result, StepResult)
-    assert result.output is None
+    assert (result.output, result.step) == (None, 1)
     assert result.start_ns <= result.end_ns
     sampled = one.handle(SampleTokens())
     assert isinstance(sampled, StepResult)
-    assert sampled.output == output("a")
+    assert (sampled.output, sampled.step) == (output("a"), 1)
     with pytest.raises(RuntimeError, match="sample_tokens came without a step before it"):
         one.handle(SampleTokens())
 

@@ -13,6 +13,7 @@ from enginebay.errors import ModelError
 from enginebay.worker.loader import load_causal_lm
 from enginebay_runner_v1.attention import ATTENTION, register
 from enginebay_runner_v1.probe import LayerShape, probe
+from support.tiny_models import edit_config, make_model
 
 
 @pytest.fixture
@@ -92,3 +93,96 @@ def test_layers_of_unlike_shape(load: Callable[[str, str], Any]) -> None:
         part.weight = torch.nn.Parameter(torch.randn(size, 48), requires_grad=False)
     with pytest.raises(ModelError, match=r"^layer 1 caches \(6, 8\) \(KV heads, width\), layer 0 \(2, 8\); "):
         probe(model)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "config", "message"),
+    [
+        (
+            "mistral-window",
+            "MistralForCausalLM",
+            {"layer_types": [FULL] * 3},
+            "layer 0 attends with a window of 12, and config.json has it as 'full_attention' with None",
+        ),
+        (
+            "mistral-window",
+            "MistralForCausalLM",
+            {"layer_types": [SLIDING, FULL, SLIDING]},
+            "layer 1 attends with a window of 12, and config.json has it as 'full_attention' with None",
+        ),
+        (
+            "qwen2",
+            "Qwen2ForCausalLM",
+            {"layer_types": [FULL, FULL, SLIDING], "use_sliding_window": False, "sliding_window": 8},
+            "layer 2 attends with a window of None, and config.json has it as 'sliding_attention' with None",
+        ),
+        (
+            "llama",
+            "LlamaForCausalLM",
+            {"layer_types": [SLIDING] * 3, "sliding_window": 8},
+            "layer 0 attends with a window of None, and config.json has it as 'sliding_attention' with 8",
+        ),
+    ],
+)
+def test_windows_that_are_not_those_of_layer_types(
+    tmp_path: Path, family: str, architecture: str, config: dict[str, Any], message: str
+) -> None:
+    """transformers runs such a model as another class, or with masks of its own: other tokens than ours."""
+    with pytest.raises(ModelError) as caught:
+        _probe(edit_config(make_model(tmp_path / "model", family), **config), architecture)
+    assert str(caught.value) == f"{message}: it cannot be run exactly"
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "config", "windows"),
+    [
+        ("mistral-window", "MistralForCausalLM", {"layer_types": [SLIDING] * 3}, (12, 12, 12)),
+        ("mistral-no-window", "MistralForCausalLM", {"layer_types": [FULL] * 3}, (None, None, None)),
+        ("qwen2-mixed-window", "Qwen2ForCausalLM", {"layer_types": [SLIDING, FULL, SLIDING]}, (9, None, 9)),
+        ("mistral-window", "MistralForCausalLM", {"sliding_window": 1}, (1, 1, 1)),
+    ],
+)
+def test_windows_that_agree(
+    tmp_path: Path, family: str, architecture: str, config: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    shapes = _probe(edit_config(make_model(tmp_path / "model", family), **config), architecture)
+    assert tuple(shape.window for shape in shapes) == windows
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_that_shows_a_token_nothing(tmp_path: Path, window: int) -> None:
+    folder = edit_config(make_model(tmp_path / "model", "mistral-window"), sliding_window=window)
+    with pytest.raises(ModelError) as caught:
+        _probe(folder, "MistralForCausalLM")
+    assert str(caught.value) == (
+        f"layer 0: sliding_window is {window}, and a token sees at least itself: 1 or more, or null"
+    )
+
+
+def test_a_config_that_fails_when_the_model_runs(tmp_path: Path) -> None:
+    folder = edit_config(make_model(tmp_path / "model", "llama"), return_dict=False)
+    with pytest.raises(ModelError) as caught:
+        _probe(folder, "LlamaForCausalLM")
+    assert str(caught.value) == (
+        "LlamaForCausalLM does not run as config.json describes it: "
+        "AttributeError: 'tuple' object has no attribute 'last_hidden_state'"
+    )
+
+
+def test_no_memory_is_no_fault_of_the_config(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+
+    def forward(**_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    model.model.layers[1].self_attn.forward = forward
+    with pytest.raises(torch.OutOfMemoryError):
+        probe(model)
+
+
+def _probe(folder: Path, architecture: str) -> tuple[LayerShape, ...]:
+    register()
+    return probe(load_causal_lm(folder, architecture=architecture, dtype="float32", device="cpu", attention=ATTENTION))

@@ -1,0 +1,122 @@
+"""Whether the steps get anywhere: an engine that only turns must end, with the name of the part that is at fault.
+
+Progress is a token that was committed, a request that ended, or a prompt that was computed further than ever before.
+Nothing else counts, least of all that a step was sent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from enginebay.engine.parts import CoreParts
+from enginebay.engine.requests import Requests
+from enginebay.engine.steps import InFlight
+from enginebay.errors import EngineDead, PolicyFailed
+
+__all__ = ["MAX_WASTED_STEPS", "Progress"]
+
+MAX_WASTED_STEPS: Final = 1000
+"""So many steps that had to bring something and brought nothing may follow each other, whatever time they take."""
+
+_FEW: Final = 10
+"""Fewer wasted steps than these are never too many, however long they took."""
+
+
+class Progress:
+    """Looks at each turn of the core, and raises once too many in a row were for nothing.
+
+    Too many are: nothing scheduled for ``call_timeout`` while requests wait; ``MAX_WASTED_STEPS`` steps whose answer
+    was dropped (the executor's fault), that drew no token though they had to (the runner's) or that ran nothing (the
+    scheduler's), or fewer within ``call_timeout``; and steps that only compute again what was computed, more than the
+    longest request takes with one token a step.
+    """
+
+    def __init__(self, requests: Requests, parts: CoreParts) -> None:
+        self._requests = requests
+        self._parts = parts
+        self._clock = parts.runtime.clock
+        self._max_steps = MAX_WASTED_STEPS + parts.max_model_len
+        self._mark = -1
+        self._since = 0.0
+        self._silent: dict[str, int] = {}
+        self._restart(self._clock.now())
+
+    def look(self, flight: InFlight | None, *, dropped: bool = False) -> None:
+        """Judge a turn after its commit: ``flight`` None: nothing ran; ``dropped``: its answer was not taken.
+
+        Raises ``EngineDead`` naming the executor or the runner, ``PolicyFailed`` naming the scheduler.
+        """
+        now = self._clock.now()
+        silent = [] if dropped or flight is None else _silent_rows(flight)
+        if flight is not None:
+            self._count_silent(silent)
+        if self._requests.progress != self._mark:
+            self._restart(now)
+            return
+        if flight is None:
+            self._check_held(now)
+            return
+        self._steps += 1
+        if dropped:
+            self._dropped += 1
+        elif silent:
+            self._undrawn += 1
+        elif not flight.rows:
+            self._empty += 1
+        wasted = self._dropped + self._undrawn + self._empty
+        late = now - self._waiting_since() > self._parts.call_timeout
+        if wasted >= MAX_WASTED_STEPS or (late and wasted >= _FEW) or self._steps >= self._max_steps:
+            raise self._verdict()
+
+    def _restart(self, now: float) -> None:
+        self._mark = self._requests.progress
+        self._since = now
+        self._steps = self._dropped = self._undrawn = self._empty = 0
+
+    def _waiting_since(self) -> float:
+        """The last progress, or the moment when there was something to do again: idle time is nobody's fault."""
+        return max(self._since, self._requests.busy_since)
+
+    def _check_held(self, now: float) -> None:
+        held = now - self._waiting_since()
+        if len(self._requests) and held > self._parts.call_timeout:
+            raise PolicyFailed(
+                f"{self._parts.scheduler_name} has scheduled nothing for {held:.0f} s, "
+                f"although {len(self._requests)} requests wait"
+            )
+
+    def _count_silent(self, silent: list[str]) -> None:
+        """One request can be starved while the others go on."""
+        self._silent = {request_id: self._silent.get(request_id, 0) + 1 for request_id in silent}
+        for request_id, count in self._silent.items():
+            if count >= MAX_WASTED_STEPS:
+                raise EngineDead(
+                    f"the engine stopped: {self._parts.runner_name} drew no token for request {request_id!r} "
+                    f"in {count} steps in a row, each of which had to draw one"
+                )
+
+    def _verdict(self) -> EngineDead:
+        what = f"{self._steps} steps in a row brought no token, ended no request and computed nothing new"
+        if self._dropped and self._dropped >= max(self._undrawn, self._empty):
+            return EngineDead(
+                f"the engine stopped: {what}: {self._parts.executor_name} answered {self._dropped} of them "
+                "for another call, step or generation"
+            )
+        if self._undrawn and self._undrawn >= self._empty:
+            return EngineDead(
+                f"the engine stopped: {what}: {self._parts.runner_name} drew no token in {self._undrawn} of them, "
+                "although it had to"
+            )
+        return PolicyFailed(
+            f"{what}: {self._parts.scheduler_name} keeps scheduling them, although {len(self._requests)} requests wait"
+        )
+
+
+def _silent_rows(flight: InFlight) -> list[str]:
+    """The requests that had to draw in this step, are still live, and got no token."""
+    rows = flight.rows
+    return [
+        request_id
+        for request_id in flight.drawing
+        if (row := rows[request_id][0]).finish is None and len(row.committed) == rows[request_id][1]
+    ]

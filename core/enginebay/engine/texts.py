@@ -1,0 +1,27 @@
+"""Where a model's tokenizer and chat template are read from: ``[model] tokenizer`` first, then the model's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enginebay.engine.plan import Plan
+from enginebay.text import ChatTemplate, Tokenizer
+
+__all__ = ["find_chat_template", "read_tokenizer"]
+
+
+def read_tokenizer(plan: Plan) -> Tokenizer:
+    """The tokenizer that the config names, else the model's own. Raises ``ModelError``."""
+    return Tokenizer.from_folder(plan.config.model.tokenizer or Path(plan.model.path))
+
+
+def find_chat_template(plan: Plan) -> ChatTemplate | None:
+    """The template beside the tokenizer that the config names, else the model's own; None: there is none.
+
+    Raises ``ModelError`` for one that cannot be read, or is broken.
+    """
+    folders = [Path(plan.model.path)]
+    if (named := plan.config.model.tokenizer) is not None:
+        folders.insert(0, named if named.is_dir() else named.parent)
+    found = (ChatTemplate.find(folder) for folder in folders)
+    return next((template for template in found if template is not None), None)

@@ -1,0 +1,246 @@
+"""One guard for every door to a stranger's code: the first failure is the one root cause, with its class and name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from enginebay.engine.admission import Ask
+from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats
+from enginebay.engine.watch import WorkerWatch
+from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerLost
+from enginebay.interfaces import NoOptions, RequestView, Scheduler, SchedulerContext, WorkerExit
+from enginebay.messages import FinishReason, RequestOutput
+from enginebay.runtime import system_runtime
+from enginebay.scheduling import MechanicsScheduler
+from support.fake_engine import Arrival, FakeEngine
+
+METHODS = [
+    "add_request",
+    "finish_requests",
+    "schedule",
+    "update_from_output",
+    "has_requests",
+    "make_stats",
+    "get_grammar_bitmask",
+    "on_step",
+]
+
+
+class Fragile:
+    """A good scheduler whose method ``fails`` raises, once it is set."""
+
+    def __init__(self, context: SchedulerContext[NoOptions]) -> None:
+        self._inner: Scheduler[NoOptions] = MechanicsScheduler(Arrival(context), context)
+        self.fails = ""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.fails:
+            raise KeyError("mine")
+        return getattr(self._inner, name)
+
+
+def fragile() -> tuple[FakeEngine, Fragile]:
+    made: list[Fragile] = []
+
+    def make(context: SchedulerContext[NoOptions]) -> Any:
+        made.append(Fragile(context))
+        return made[-1]
+
+    engine = FakeEngine(scheduler=make)
+    return engine, made[0]
+
+
+ENTRIES: list[tuple[str, Callable[[FakeEngine], object]]] = [
+    ("add_request", lambda engine: engine.add("b")),
+    ("finish_requests", lambda engine: engine.core.abort(["a"])),
+    ("has_requests", lambda engine: (engine.core.abort(["a"]), engine.core.step(), engine.core.has_work())),
+    ("make_stats", lambda engine: engine.core.stats()),
+    ("schedule", lambda engine: engine.core.step()),
+    ("update_from_output", lambda engine: engine.core.step()),
+    ("get_grammar_bitmask", lambda engine: engine.core.step()),
+    ("make_stats", lambda engine: engine.core.step()),
+    ("on_step", lambda engine: engine.core.step()),
+]
+
+
+@pytest.mark.parametrize(("method", "entry"), ENTRIES)
+def test_whatever_a_scheduler_raises_is_the_death_with_its_name(
+    method: str, entry: Callable[[FakeEngine], object]
+) -> None:
+    engine, scheduler = fragile()
+    engine.add("a", max_tokens=50)
+    engine.step()
+    scheduler.fails = method
+    with pytest.raises(PolicyFailed) as caught:
+        entry(engine)
+    message = f"scheduler 'fake' 1.0 raised KeyError in {method}: 'mine'"
+    assert str(caught.value) == message
+    assert engine.executor.stopped == 1
+    assert [type(engine.core.death()), str(engine.core.death())] == [PolicyFailed, message]
+    later: list[Callable[[], object]] = [lambda: engine.add("c"), engine.core.step]
+    for call in later:
+        with pytest.raises(PolicyFailed) as again:
+            call()
+        assert str(again.value) == message
+    engine.core.abort(["a"])  # nobody is left to be ended
+    assert not engine.core.has_work()
+    assert engine.core.stats().unfinished == 0
+
+
+def test_every_method_of_a_scheduler_is_tried() -> None:
+    assert {method for method, _ in ENTRIES} == set(METHODS)
+    abstract = set(Scheduler.__abstractmethods__) | {"get_grammar_bitmask", "on_step"}
+    assert abstract - set(METHODS) == {"preempt_all"}  # which the core does not call
+
+
+class RaisesAtEnds(Arrival):
+    def on_finished(self, request: RequestView, reason: FinishReason) -> None:
+        raise KeyError("mine")
+
+
+def test_a_policy_that_raises_when_a_request_is_aborted() -> None:
+    engine = FakeEngine(policy=RaisesAtEnds)
+    engine.add("a")
+    with pytest.raises(PolicyFailed, match=r"RaisesAtEnds: on_finished\(\) raised KeyError: 'mine'"):
+        engine.core.abort(["a"])
+    engine = FakeEngine(policy=RaisesAtEnds)
+    engine.add("a")
+    with pytest.raises(PolicyFailed, match=r"on_finished\(\) raised KeyError: 'mine'"):
+        engine.core.step(lambda: engine.core.abort(["a"]))
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.errors: list[EnginebayError] = []
+
+    def put(self, output: RequestOutput) -> None:
+        """Not looked at."""
+
+    def fail(self, error: EnginebayError) -> None:
+        self.errors.append(error)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_of_the_loop_are_told_with_the_class(method: str) -> None:
+    engine, scheduler = fragile()
+    loop, sink = EngineLoop(engine.core), Sink()
+    ask = Ask(request_id="a", prompt_token_ids=(1, 2, 3))
+    if method == "add_request":
+        scheduler.fails = method
+    loop.send(Add(ask=ask, sink=sink, operation="text_completion"))
+    loop.turn()
+    scheduler.fails = method
+    loop.send(ReadStats())
+    loop.turn()
+    loop.send(Abort(request_id="a"))
+    for _ in range(3):
+        if not sink.errors and engine.core.death() is None:
+            loop.turn()
+    assert isinstance(engine.core.death(), PolicyFailed)
+    # has_requests is first asked when the request has ended already
+    assert [type(error) for error in sink.errors] == ([] if method == "has_requests" else [PolicyFailed])
+
+
+def never() -> Future[Any]:
+    return Future()
+
+
+SIGNALLED = WorkerExit(rank=3, incarnation="x", signal=9, last_log_lines=("one", "two"))
+
+
+def test_a_reported_death_ends_the_step_at_once() -> None:  # X4
+    watch = WorkerWatch()
+    engine = FakeEngine(runtime=system_runtime(seed=1), watch=watch, call_timeout=60.0)
+    engine.executor.submit = lambda envelope: never()  # type: ignore[method-assign]  # a worker that never answers
+    engine.add("a")
+    timer = threading.Timer(0.05, watch.exited, [SIGNALLED])
+    timer.start()
+    begun = time.monotonic()
+    with pytest.raises(WorkerLost) as caught:
+        engine.step()
+    timer.join()
+    assert time.monotonic() - begun < 10
+    assert str(caught.value) == "the engine stopped: rank 3: the worker ended (signal 9); last log lines: one | two"
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("worker_exit", "message"),
+    [
+        (WorkerExit(rank=0, incarnation="x", exit_code=3), "rank 0: the worker ended (exit code 3)"),
+        (WorkerExit(rank=1, incarnation="x", exit_code=0), "rank 1: the worker ended (exit code 0)"),
+        (WorkerExit(rank=2, incarnation="x"), "rank 2: the worker ended"),
+    ],
+)
+def test_a_death_that_was_reported_between_two_steps(worker_exit: WorkerExit, message: str) -> None:
+    watch = WorkerWatch()
+    engine = FakeEngine(watch=watch)
+    engine.add("a")
+    engine.step()
+    watch.exited(worker_exit)
+    watch.exited(SIGNALLED)  # the first one is the cause
+    with pytest.raises(WorkerLost) as caught:
+        engine.step()
+    assert str(caught.value) == f"the engine stopped: {message}"
+
+
+def test_an_answer_that_came_counts_for_more_than_a_death_after_it() -> None:
+    watch = WorkerWatch()
+    engine = FakeEngine(watch=watch)
+    engine.add("a", max_tokens=1)
+    submit = engine.executor.submit
+
+    def last(envelope: Any) -> Future[Any]:
+        future = submit(envelope)
+        watch.exited(SIGNALLED)
+        return future
+
+    engine.executor.submit = last  # type: ignore[method-assign]  # a worker that dies after its answer
+    outputs = engine.step()
+    assert [(o.finish_reason, o.token_ids) for o in outputs] == [(FinishReason.LENGTH, (116,))]
+
+
+def test_the_log_has_the_circumstances_of_a_death_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(in_force={"runner": "fake", "kv_blocks": "64"}, max_num_batched_tokens=6)
+    engine.add("secret-free", "TOPSECRET say:WORDS", max_tokens=4)
+    engine.add("other", "x", max_tokens=4)
+    for _ in range(3):
+        engine.step()
+    engine.executor.before = lambda output: exec("raise ValueError('boom')")
+    with caplog.at_level(logging.INFO, logger="enginebay"), pytest.raises(EngineDead):
+        engine.step()
+    (record,) = [record for record in caplog.records if record.name == "enginebay.engine.error_detail"]
+    assert record.exc_info is not None
+    assert "boom" in str(record.exc_info[1])
+    head, _, text = record.getMessage().partition(": ")
+    assert head == "the engine dies of this; its state"
+    detail = json.loads(text)
+    assert detail["in_force"] == {"runner": "fake", "kv_blocks": "64"}
+    assert detail["scheduler"]["num_blocks"] == 64
+    assert detail["scheduler"]["num_running"] == 1
+    (step,) = detail["steps"]
+    assert (step["step"], step["generation"], step["finished"], step["preempted"]) == (3, 0, 0, 0)
+    assert step["running"] == [
+        {"request_id": "secret-free", "num_computed_tokens": 18, "num_scheduled_tokens": 1, "num_new_blocks": 0}
+    ]
+    assert step["new"] == [
+        {
+            "request_id": "other",
+            "num_computed_tokens": 0,
+            "num_scheduled_tokens": 1,
+            "num_prompt_tokens": 1,
+            "num_tokens": 1,
+            "num_blocks": 1,
+        }
+    ]
+    assert "TOPSECRET" not in caplog.text
+    assert "token_ids" not in caplog.text
+    assert str(ord("T")) + ", " not in text

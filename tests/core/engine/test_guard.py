@@ -1,0 +1,100 @@
+"""A scheduler that raises, leaves or answers with something else is named, whatever it was asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from enginebay.engine.guard import GuardedScheduler
+from enginebay.errors import ConfigError, PolicyFailed
+from enginebay.messages import RunningRequest, SchedulerOutput
+
+NAME = "scheduler 's' 1.0"
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "add_request": (None,),
+    "finish_requests": ((), None),
+    "schedule": (),
+    "get_grammar_bitmask": (None,),
+    "update_from_output": (None, None),
+    "has_requests": (),
+    "make_stats": (),
+    "on_step": (None,),
+}
+
+
+class Scripted:
+    """Answers every method by the same function."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self._answer()
+
+
+def guarded(answer: Any) -> GuardedScheduler:
+    return GuardedScheduler(lambda: Scripted(answer), name=NAME)  # type: ignore[arg-type,return-value]  # it is broken
+
+
+def throws(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), SystemExit(3)])
+@pytest.mark.parametrize("method", CALLS)
+def test_what_it_raises_is_told_with_its_name(method: str, error: BaseException) -> None:
+    with pytest.raises(PolicyFailed) as caught:
+        getattr(guarded(lambda: throws(error)), method)(*CALLS[method])
+    assert str(caught.value) == f"{NAME} raised {type(error).__name__} in {method}: {error}"
+
+
+@pytest.mark.parametrize("error", [ConfigError("ours"), KeyboardInterrupt()])
+@pytest.mark.parametrize("method", CALLS)
+def test_our_errors_and_interrupts_pass(method: str, error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        getattr(guarded(lambda: throws(error)), method)(*CALLS[method])
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("schedule", "SchedulerOutput"), ("get_grammar_bitmask", "GrammarOutput"), ("make_stats", "SchedulerStats")],
+)
+def test_an_answer_of_another_type(method: str, expected: str) -> None:
+    with pytest.raises(PolicyFailed) as caught:
+        getattr(guarded(lambda: 7), method)(*CALLS[method])
+    assert str(caught.value) == f"{NAME} returned int from {method}, and must return {expected}"
+
+
+def test_schedule_may_not_answer_none() -> None:
+    with pytest.raises(PolicyFailed, match=r"^scheduler 's' 1.0 returned NoneType from schedule, and must return Sch"):
+        guarded(lambda: None).schedule()
+
+
+def test_a_grammar_may_be_none() -> None:
+    assert guarded(lambda: None).get_grammar_bitmask(SchedulerOutput(step=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"new": None}, "scheduled a step whose 'new' is not a tuple of NewRequest"),
+        ({"new": ("a",)}, "scheduled a step whose 'new' is not a tuple of NewRequest"),
+        ({"running": [RunningRequest(request_id="a", num_computed_tokens=0)]}, "'running' is not a tuple of Running"),
+        ({"finished": (7,)}, "scheduled a step whose 'finished' is not a tuple of str"),
+        ({"preempted": "abc"}, "scheduled a step whose 'preempted' is not a tuple of str"),
+        ({"num_scheduled_tokens": None}, "scheduled a step whose 'num_scheduled_tokens' is no dict"),
+        ({"num_scheduled_tokens": {"a": 0}}, "scheduled 0 tokens of request 'a'; a request that runs has an integer"),
+        ({"num_scheduled_tokens": {"a": -1}}, "scheduled -1 tokens of request 'a'"),
+        ({"num_scheduled_tokens": {"a": 1.0}}, "scheduled 1.0 tokens of request 'a'"),
+        ({"num_scheduled_tokens": {"a": True}}, "scheduled True tokens of request 'a'"),
+        ({"num_scheduled_tokens": {7: 1}}, "scheduled 1 tokens of request 7"),
+    ],
+)
+def test_a_schedule_whose_fields_are_something_else(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyFailed) as caught:
+        guarded(lambda: SchedulerOutput(step=0, **fields)).schedule()
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(NAME)

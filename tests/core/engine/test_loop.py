@@ -1,0 +1,93 @@
+"""The engine's thread: the bell only wakes it, and what it does stands in the inbox."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from enginebay.engine.admission import Ask
+from enginebay.engine.client import Collector, InProcessClient
+from enginebay.engine.loop import Abort, Add, EngineLoop
+from enginebay.errors import EnginebayError
+from enginebay.messages import FinishReason, RequestOutput, SamplingParams
+from support.fake_engine import FakeEngine
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.outputs: list[RequestOutput] = []
+        self.errors: list[EnginebayError] = []
+
+    def put(self, output: RequestOutput) -> None:
+        self.outputs.append(output)
+
+    def fail(self, error: EnginebayError) -> None:
+        self.errors.append(error)
+
+
+def add(request_id: str, sink: Sink, max_tokens: int = 3) -> Add:
+    params = SamplingParams(max_tokens=max_tokens)
+    return Add(ask=Ask(request_id=request_id, prompt_token_ids=(1,), params=params), sink=sink, operation="x")
+
+
+def test_a_command_without_a_ring_is_handled() -> None:
+    loop, sink = EngineLoop(FakeEngine().core), Sink()
+    begun = time.monotonic()
+    loop._inbox.append(add("a", sink))  # the sender was interrupted before it rang
+    for _ in range(3):
+        loop.turn()
+    loop._inbox.append(Abort(request_id="gone"))
+    loop.send(add("b", sink))
+    for _ in range(3):
+        loop.turn()
+    assert [output.request_id for output in sink.outputs if output.finish_reason is not None] == ["a", "b"]
+    assert not sink.errors
+    assert time.monotonic() - begun < 4
+
+
+def test_rings_without_a_command_do_nothing() -> None:
+    loop, sink = EngineLoop(FakeEngine().core), Sink()
+    for _ in range(5):
+        loop._bell.send(b"")
+    loop.turn()  # takes one, and finds nothing
+    loop.send(add("a", sink))
+    for _ in range(3):
+        loop.turn()
+    assert sink.outputs[-1].finish_reason is FinishReason.LENGTH
+    begun = time.monotonic()
+    loop._bell.send(b"")
+    loop.turn()
+    assert time.monotonic() - begun < 4
+
+
+def test_an_interrupt_between_the_inbox_and_the_bell_harms_nobody() -> None:
+    """Ctrl-C in the client's ``add_request``: the engine goes on, and the request is ended."""
+    engine = FakeEngine()
+    client = InProcessClient(engine.core, stop_timeout=5.0)
+    client.start()
+    bell, send = client._loop._bell, client._loop._bell.send
+    rings = iter([True])
+
+    def interrupted(frame: bytes) -> None:
+        if next(rings, False):
+            raise KeyboardInterrupt
+        send(frame)
+
+    bell.send = interrupted  # type: ignore[method-assign]  # Ctrl-C in the middle of it
+    sink = Sink()
+    ask = Ask(request_id="a", prompt_token_ids=(1,), params=SamplingParams(max_tokens=100))
+    with pytest.raises(KeyboardInterrupt):
+        client.add_request(ask, sink)
+    collector = Collector()
+    other = Ask(request_id="b", prompt_token_ids=(1,), params=SamplingParams(max_tokens=2))
+    client.add_request(other, collector)
+    while not any(output.finish_reason for output in collector.wait(client)):
+        assert client._loop.is_alive()
+    deadline = time.monotonic() + 10
+    while client.stats().unfinished:
+        assert time.monotonic() < deadline
+    assert engine.core.death() is None
+    assert sink.outputs[-1].finish_reason is FinishReason.ABORT
+    client.add_request(ask, collector)  # its id is free again
+    client.stop()
