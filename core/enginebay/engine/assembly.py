@@ -159,7 +159,7 @@ def _core(
             watch=watch,
             in_force=in_force,
             output_rank=plan.world.output_rank,
-            call_timeout=plan.config.deadlines.call,
+            step_timeout=plan.config.deadlines.step,
             stop_timeout=plan.config.deadlines.stop,
             request_timeout=plan.config.deadlines.request,
             step_every=plan.config.telemetry.step_every,

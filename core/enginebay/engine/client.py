@@ -35,14 +35,14 @@ class InProcessClient:
         core: EngineCore,
         *,
         stop_timeout: float,
-        call_timeout: float = 300.0,
+        step_timeout: float = 300.0,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Assigns. The timeouts are seconds; ``on_end`` is called in the engine's thread when all of it has ended."""
         self._core = core
         self._loop = EngineLoop(core)
         self._stop_timeout = stop_timeout
-        self._call_timeout = call_timeout
+        self._step_timeout = step_timeout
         self._on_end = on_end
         self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
         self._live: set[str] = set()
@@ -152,11 +152,11 @@ class InProcessClient:
         if answer.done():
             return
         self.check_alive()
-        patience = 2 * self._call_timeout + self._stop_timeout  # a step is two calls at most
+        patience = 2 * self._step_timeout + self._stop_timeout  # a step is two calls at most
         if self._core.runtime.clock.now() - asked > patience:
             raise WorkerHung(
                 f"the engine has not said how it stands for {patience:g} s: a step, or the scheduler, does not come to "
-                "its end ([deadlines] call)"
+                "its end ([deadlines] step)"
             )
 
     @property

@@ -8,20 +8,11 @@ from contextlib import contextmanager
 
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.replies import step_result
-from enginebay.engine.steps import InFlight, PendingCall
+from enginebay.engine.steps import InFlight
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung
-from enginebay.messages import (
-    Call,
-    Envelope,
-    ExecuteModel,
-    ModelRunnerOutput,
-    RankReply,
-    Replies,
-    SampleTokens,
-    SchedulerOutput,
-    StepResult,
-)
-from enginebay.transport import DamagedMessage
+from enginebay.interfaces import PendingCall
+from enginebay.messages import ModelRunnerOutput, RankReply, Replies, SchedulerOutput, StepResult
+from enginebay.transport import DamagedMessage, UnsendableMessage
 
 __all__ = ["Execution"]
 
@@ -37,7 +28,10 @@ class Execution:
 
     def send(self, sent: SchedulerOutput, traceparent: str) -> PendingCall:
         """Send a step to all ranks, and return at once."""
-        return self._send(ExecuteModel(scheduler_output=sent), f"execute_model of step {sent.step}", traceparent)
+        what = f"execute_model of step {sent.step}"
+        with self._sending(what):
+            call = self._executor.execute_model(sent, deadline=self._deadline(), traceparent=traceparent)
+        return self._sent(call, what)
 
     def wait(self, flight: InFlight) -> ModelRunnerOutput | None:
         """The runner's output of the step; None when the answer was not to it: the step never happened.
@@ -54,8 +48,10 @@ class Execution:
                 flight.sampled_ns = flight.executed_ns
                 return result.output
         if flight.sampling is None:
-            call = SampleTokens(grammar_output=flight.grammar)
-            flight.sampling = self._send(call, f"sample_tokens of step {flight.step}")
+            what = f"sample_tokens of step {flight.step}"
+            with self._sending(what):
+                call = self._executor.sample_tokens(flight.grammar, deadline=self._deadline())
+            flight.sampling = self._sent(call, what)
         replies = self._answer(flight.sampling, flight, "sample_tokens")
         flight.sampled_ns = self._clock.now_ns()
         result = self._result(replies, flight.sampling, flight)
@@ -66,27 +62,22 @@ class Execution:
         return result.output
 
     def _deadline(self) -> float:
-        return self._clock.now() + self._parts.call_timeout
+        return self._clock.now() + self._parts.step_timeout
 
-    def _send(self, call: Call, what: str, traceparent: str = "") -> PendingCall:
-        # the envelope is made here and not by ``Executor.submit_call``: the answer must bear an id that we know
-        call_id = self._parts.generation.next_call_id()
+    @contextmanager
+    def _sending(self, what: str) -> Iterator[None]:
+        """What cannot be encoded is the scheduler's fault; what else goes wrong is the executor's."""
         try:
-            payload = self._executor.context.encode(call)
-        except Exception as error:
+            with self._executors_fault(f"did not take {what}"):
+                yield
+        except UnsendableMessage as error:
             raise PolicyFailed(f"{self._parts.scheduler_name}: {what} cannot be sent: {error}") from error
-        envelope = Envelope(
-            generation=self._parts.generation.current,
-            call_id=call_id,
-            payload=payload,
-            deadline=self._deadline(),
-            traceparent=traceparent,
-        )
-        with self._executors_fault(f"did not take {what}"):
-            future: object = self._executor.submit(envelope)
+
+    def _sent(self, call: PendingCall, what: str) -> PendingCall:
+        future: object = call.future
         if not isinstance(future, Future):
             raise self._wrong(f"submit of {what} returned {type(future).__name__}, and must return a Future of Replies")
-        return PendingCall(call_id=call_id, future=future)
+        return call
 
     def _answer(self, pending: PendingCall, flight: InFlight, call: str) -> Replies:
         what = f"{call} of step {flight.step}"
@@ -96,7 +87,7 @@ class Execution:
         except TimeoutError:
             detail = self._executor.health().detail
             raise WorkerHung(
-                f"no answer to {what} within {self._parts.call_timeout:g} s ([deadlines] call)"
+                f"no answer to {what} within {self._parts.step_timeout:g} s ([deadlines] step)"
                 + (f"; {detail}" if detail else "")
             ) from None
         if not isinstance(replies, Replies):

@@ -120,7 +120,7 @@ class Front:
                 core = start_in(span, made, runtime, host, tokenizer)
             deadlines = made.config.deadlines
             client = InProcessClient(
-                core, stop_timeout=deadlines.stop, call_timeout=deadlines.call, on_end=telemetry.shutdown
+                core, stop_timeout=deadlines.stop, step_timeout=deadlines.step, on_end=telemetry.shutdown
             )
             front = cls(client, made, runtime, tokenizer, telemetry)
             front.in_force = core.in_force

@@ -49,7 +49,7 @@ class CoreParts:
 
     ``make_scheduler`` returns an empty scheduler over an empty KV cache: the first one, and another whenever steps in
     flight are void. ``watch`` is what the executor reports deaths to.
-    ``max_model_len`` is the longest request in tokens, ``call_timeout`` and ``stop_timeout`` are seconds,
+    ``max_model_len`` is the longest request in tokens, ``step_timeout`` and ``stop_timeout`` are seconds,
     ``depth`` is how many steps may be in flight, ``max_tokens_per_step`` how many tokens the runner may draw for one
     request in one step.
     """
@@ -71,7 +71,7 @@ class CoreParts:
     executor_name: str = "the executor"
     max_tokens_per_step: int = 1
     output_rank: int = 0
-    call_timeout: float = 300.0
+    step_timeout: float = 300.0
     stop_timeout: float = 10.0
     request_timeout: float | None = None
     step_every: int = 100

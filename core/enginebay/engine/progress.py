@@ -25,9 +25,9 @@ _FEW: Final = 10
 class Progress:
     """Looks at each turn of the core, and raises once too many in a row were for nothing.
 
-    Too many are: nothing scheduled for ``call_timeout`` while requests wait; ``MAX_WASTED_STEPS`` steps whose answer
+    Too many are: nothing scheduled for ``step_timeout`` while requests wait; ``MAX_WASTED_STEPS`` steps whose answer
     was dropped (the executor's fault), that drew no token though they had to (the runner's) or that ran nothing (the
-    scheduler's), or fewer within ``call_timeout``; and steps that only compute again what was computed, more than the
+    scheduler's), or fewer within ``step_timeout``; and steps that only compute again what was computed, more than the
     longest request takes with one token a step.
     """
 
@@ -64,7 +64,7 @@ class Progress:
         elif not flight.rows:
             self._empty += 1
         wasted = self._dropped + self._undrawn + self._empty
-        late = now - self._waiting_since() > self._parts.call_timeout
+        late = now - self._waiting_since() > self._parts.step_timeout
         if wasted >= MAX_WASTED_STEPS or (late and wasted >= _FEW) or self._steps >= self._max_steps:
             raise self._verdict()
 
@@ -79,7 +79,7 @@ class Progress:
 
     def _check_held(self, now: float) -> None:
         held = now - self._waiting_since()
-        if len(self._requests) and held > self._parts.call_timeout:
+        if len(self._requests) and held > self._parts.step_timeout:
             raise PolicyFailed(
                 f"{self._parts.scheduler_name} has scheduled nothing for {held:.0f} s, "
                 f"although {len(self._requests)} requests wait"

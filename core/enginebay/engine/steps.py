@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -12,9 +11,10 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 from enginebay import tracing
 from enginebay.engine.ledger import Row
 from enginebay.engine.spans import WallTime
-from enginebay.messages import GrammarOutput, Replies, SchedulerOutput, SchedulerStats, StepReport
+from enginebay.interfaces import PendingCall
+from enginebay.messages import GrammarOutput, SchedulerOutput, SchedulerStats, StepReport
 
-__all__ = ["InFlight", "PendingCall", "StepRecorder", "StepVoid", "starts_of"]
+__all__ = ["InFlight", "StepRecorder", "StepVoid", "starts_of"]
 
 
 class StepVoid(Exception):
@@ -27,14 +27,6 @@ def starts_of(sent: SchedulerOutput) -> dict[str, int]:
     starts |= {running.request_id: running.num_computed_tokens for running in sent.running}
     starts |= {resumed.request_id: resumed.num_computed_tokens for resumed in sent.resumed}
     return starts
-
-
-@dataclass(kw_only=True, slots=True)
-class PendingCall:
-    """A call that was sent: only the answer with its id, which no other call has, is the answer to it."""
-
-    call_id: int
-    future: Future[Replies]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -71,6 +71,14 @@ class StartResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PendingCall:
+    """A call that was sent: only the answer with its id, which no other call has, is the answer to it."""
+
+    call_id: int
+    future: Future[Replies]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutorHealth:
     """What the executor knows without asking anybody."""
 
@@ -163,8 +171,8 @@ class Executor(ABC, Generic[O]):
         Raises ``WorkerFailed`` with the first rank's failure, ``TimeoutError`` after ``timeout`` seconds.
         """
         deadline = self.context.runtime.clock.now() + (self.context.call_timeout if timeout is None else timeout)
-        future = self.submit_call(call, deadline=deadline, ranks=ranks, traceparent=traceparent)
-        return self.context.unwrap(self.context.runtime.wait(future, deadline))
+        sent = self.submit_call(call, deadline=deadline, ranks=ranks, traceparent=traceparent)
+        return self.context.unwrap(self.context.runtime.wait(sent.future, deadline))
 
     @final
     def submit_call(
@@ -174,23 +182,22 @@ class Executor(ABC, Generic[O]):
         deadline: float | None = None,
         ranks: tuple[int, ...] | None = None,
         traceparent: str = "",
-    ) -> Future[Replies]:
-        """Send ``call`` without waiting for the answer."""
-        return self.submit(
-            Envelope(
-                generation=self.context.generation(),
-                call_id=self.context.next_call_id(),
-                payload=self.context.encode(call),
-                ranks=ranks,
-                deadline=deadline,
-                traceparent=traceparent,
-            )
+    ) -> PendingCall:
+        """Send ``call`` without waiting for the answer. Raises what ``encode`` raises when it cannot be sent."""
+        envelope = Envelope(
+            generation=self.context.generation(),
+            call_id=self.context.next_call_id(),
+            payload=self.context.encode(call),
+            ranks=ranks,
+            deadline=deadline,
+            traceparent=traceparent,
         )
+        return PendingCall(call_id=envelope.call_id, future=self.submit(envelope))
 
     @final
     def execute_model(
         self, scheduler_output: SchedulerOutput, *, deadline: float | None = None, traceparent: str = ""
-    ) -> Future[Replies]:
+    ) -> PendingCall:
         """Send one step to all ranks without waiting for the answer."""
         return self.submit_call(
             ExecuteModel(scheduler_output=scheduler_output), deadline=deadline, traceparent=traceparent
@@ -199,6 +206,6 @@ class Executor(ABC, Generic[O]):
     @final
     def sample_tokens(
         self, grammar_output: GrammarOutput | None, *, deadline: float | None = None, traceparent: str = ""
-    ) -> Future[Replies]:
+    ) -> PendingCall:
         """Ask for the tokens of a step whose ``execute_model`` answered None."""
         return self.submit_call(SampleTokens(grammar_output=grammar_output), deadline=deadline, traceparent=traceparent)

@@ -148,7 +148,7 @@ class ExecutorDriver:
 
     def submit(self, call: Call) -> Future[Replies]:
         """Send without waiting."""
-        return self._live().submit_call(call, deadline=self.deadline())
+        return self._live().submit_call(call, deadline=self.deadline()).future
 
     def results(self, future: Future[Replies]) -> list[object]:
         """Wait for what was submitted, and unwrap it."""

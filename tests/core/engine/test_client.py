@@ -37,11 +37,11 @@ def held() -> Iterator[Held]:
     held.go_on.set()
 
 
-def started(held: Held, *, call_timeout: float) -> InProcessClient:
+def started(held: Held, *, step_timeout: float) -> InProcessClient:
     """A client whose engine is in a step that ``held`` holds."""
     engine = FakeEngine()
     engine.executor.before = held
-    client = InProcessClient(engine.core, stop_timeout=0.05, call_timeout=call_timeout)
+    client = InProcessClient(engine.core, stop_timeout=0.05, step_timeout=step_timeout)
     client.start()
     client.add_request(ASK, Collector())
     assert held.runs.wait(20)
@@ -50,7 +50,7 @@ def started(held: Held, *, call_timeout: float) -> InProcessClient:
 
 def test_stats_wait_for_a_step_that_is_longer_than_a_stop(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
-    client = started(held, call_timeout=20)
+    client = started(held, step_timeout=20)
     threading.Timer(0.4, held.go_on.set).start()
     assert client.stats().steps == 1
     client.stop()
@@ -58,19 +58,19 @@ def test_stats_wait_for_a_step_that_is_longer_than_a_stop(held: Held, monkeypatc
 
 def test_stats_that_never_come_say_what_to_look_at(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
-    client = started(held, call_timeout=0.1)
+    client = started(held, step_timeout=0.1)
     with pytest.raises(WorkerHung) as caught:
         client.stats()
     assert str(caught.value) == (
         "the engine has not said how it stands for 0.25 s: a step, or the scheduler, does not come to its end "
-        "([deadlines] call)"
+        "([deadlines] step)"
     )
     held.go_on.set()
     client.stop()
 
 
 def test_nobody_waits_for_a_thread_that_ended_without_a_word(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = started(held, call_timeout=20)
+    client = started(held, step_timeout=20)
     with monkeypatch.context() as patch:
         patch.setattr(EngineLoop, "is_alive", lambda self: False)
         begun = time.monotonic()

@@ -226,14 +226,14 @@ def _depth(error: BaseException) -> int:
 
 def test_a_worker_that_does_not_answer_in_time_is_named_as_hung() -> None:
     clock = FakeClock()
-    engine = FakeEngine(runtime=fake_runtime(clock), call_timeout=7.0)
+    engine = FakeEngine(runtime=fake_runtime(clock), step_timeout=7.0)
     engine.executor.submit = lambda envelope: _never()  # type: ignore[method-assign]  # a worker that hangs
     engine.executor.health = lambda: ExecutorHealth(alive=True, detail="rank 0 in execute_model")  # type: ignore[method-assign]  # what it is doing
     engine.add("a")
     with pytest.raises(WorkerHung) as caught:
         engine.step()
     assert str(caught.value) == (
-        "the engine stopped: no answer to execute_model of step 0 within 7 s ([deadlines] call); "
+        "the engine stopped: no answer to execute_model of step 0 within 7 s ([deadlines] step); "
         "rank 0 in execute_model"
     )
     assert caught.value.exit_code == 5
@@ -266,7 +266,7 @@ def test_an_exception_in_a_policy_is_its_own_error() -> None:
 
 def test_a_policy_that_admits_nobody_is_found_out() -> None:
     clock = FakeClock()
-    engine = FakeEngine(policy=NeverAdmits, runtime=fake_runtime(clock), call_timeout=60.0)
+    engine = FakeEngine(policy=NeverAdmits, runtime=fake_runtime(clock), step_timeout=60.0)
     engine.add("a")
     assert engine.core.step() == ([], False)
     clock.time += 59

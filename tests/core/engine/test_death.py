@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import enginebay.engine.loop as loop_module
 from enginebay.engine.admission import Ask
 from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats
 from enginebay.engine.watch import WorkerWatch
@@ -129,7 +130,8 @@ class Sink:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_of_the_loop_are_told_with_the_class(method: str) -> None:
+def test_clients_of_the_loop_are_told_with_the_class(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "_IDLE_SECONDS", 0.01)  # a loop that has nothing to do is turned here by hand
     engine, scheduler = fragile()
     loop, sink = EngineLoop(engine.core), Sink()
     ask = Ask(request_id="a", prompt_token_ids=(1, 2, 3))
@@ -158,7 +160,7 @@ SIGNALLED = WorkerExit(rank=3, incarnation="x", signal=9, last_log_lines=("one",
 
 def test_a_reported_death_ends_the_step_at_once() -> None:  # X4
     watch = WorkerWatch()
-    engine = FakeEngine(runtime=system_runtime(seed=1), watch=watch, call_timeout=60.0)
+    engine = FakeEngine(runtime=system_runtime(seed=1), watch=watch, step_timeout=60.0)
     engine.executor.submit = lambda envelope: never()  # type: ignore[method-assign]  # a worker that never answers
     engine.add("a")
     timer = threading.Timer(0.05, watch.exited, [SIGNALLED])

@@ -151,7 +151,7 @@ def test_a_scheduler_that_computes_the_same_tokens_for_ever() -> None:
 
 def test_few_wasted_steps_count_once_they_take_too_long() -> None:
     clock = FakeClock()
-    engine = FakeEngine(runtime=fake_runtime(clock), call_timeout=60.0)
+    engine = FakeEngine(runtime=fake_runtime(clock), step_timeout=60.0)
     silent(engine)
     engine.add("a")
     for _ in range(10):
@@ -191,7 +191,7 @@ class EveryThird(Arrival):
 
 def test_idle_time_is_not_time_without_progress() -> None:
     clock = FakeClock()
-    engine = FakeEngine(policy=EveryThird, runtime=fake_runtime(clock), call_timeout=60.0)
+    engine = FakeEngine(policy=EveryThird, runtime=fake_runtime(clock), step_timeout=60.0)
     for request_id in ("a", "b", "c"):
         engine.add(request_id, max_tokens=2)
         engine.run(20)
