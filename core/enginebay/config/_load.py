@@ -87,7 +87,8 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no config file {path}: name one that exists, or leave --config out to run with the defaults"
+            f"there is no config file {path}: name one that exists, or none to run with the defaults "
+            "(a model is named by model.path)"
         ) from None
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error

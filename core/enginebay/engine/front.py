@@ -189,6 +189,13 @@ def each_request(
 
     With a ``refused`` the errors are put there, by index, and None stands in their place.
     """
+    if not isinstance(prompts, list | tuple):
+        raise InvalidRequest(f"prompts must be a list, not {type(prompts).__name__}", param="prompt")
+    if not (params is None or isinstance(params, SamplingParams | list | tuple)):
+        raise InvalidRequest(
+            f"sampling parameters must be SamplingParams, or a list of them, not {type(params).__name__}",
+            param="params",
+        )
     if params is None or isinstance(params, SamplingParams):
         every: Sequence[SamplingParams | None] = [params] * len(prompts)
     elif len(params) == len(prompts):

@@ -103,7 +103,7 @@ class LLM:
         ``progress`` draws a bar on stderr.
         """
         many: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        if many and isinstance(many[0], int):
+        if isinstance(many, list | tuple) and many and isinstance(many[0], int):
             raise InvalidRequest(
                 "prompts is one list of token ids; give a list of prompts: [[1, 2, 3]]", param="prompt"
             )
@@ -119,7 +119,7 @@ class LLM:
         errors: Literal["raise", "return"] = "raise",
     ) -> list[Completion]:
         """Answer a conversation, or several, by the model's chat template. Errors as in ``generate``."""
-        alone = not messages or isinstance(messages[0], Mapping)
+        alone = isinstance(messages, list | tuple) and (not messages or isinstance(messages[0], Mapping))
         many = cast("Sequence[Sequence[Message]]", [messages] if alone else messages)
         return self._run(many, sampling_params, self._open_front().chat_request, alone, progress, errors)
 

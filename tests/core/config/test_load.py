@@ -139,7 +139,8 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "no.toml"
     assert fails(path) == (
-        f"there is no config file {path}: name one that exists, or leave --config out to run with the defaults"
+        f"there is no config file {path}: name one that exists, or none to run with the defaults "
+        "(a model is named by model.path)"
     )
 
 

@@ -65,6 +65,13 @@ def test_a_bad_request_is_named_before_any_runs(llm: LLM) -> None:  # E4
         llm.generate(["a", "b"], [FEW])
     with pytest.raises(InvalidRequest, match=r"give a list of prompts: \[\[1, 2, 3\]\]"):
         llm.generate([1, 2, 3])  # type: ignore[list-item]  # what people write
+    for wrong in (3, None, {"a"}):
+        with pytest.raises(InvalidRequest, match=f"prompts must be a list, not {type(wrong).__name__}"):
+            llm.generate(wrong)  # type: ignore[arg-type]  # see above
+        with pytest.raises(InvalidRequest, match=f"prompts must be a list, not {type(wrong).__name__}"):
+            llm.chat(wrong)  # type: ignore[arg-type]  # see above
+    with pytest.raises(InvalidRequest, match="sampling parameters must be SamplingParams, or a list of them, not dict"):
+        llm.generate("a", {"max_tokens": 3})  # type: ignore[arg-type]  # see above
     with pytest.raises(InvalidRequest, match="prompt 0: a prompt is text or a list of token ids, not bytes"):
         llm.generate([b"a"])
     with pytest.raises(InvalidRequest, match=r"surrogate"):
