@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from enginebay.errors import ConfigError
+from enginebay.cli._trace_file import with_trace
 from enginebay.messages import SamplingParams
 
 if TYPE_CHECKING:
     from enginebay.engine import LLM
 
 _MOST = 2**31 - 1
-_TRACE_BEGIN = b'{"resourceSpans"'
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,8 +80,7 @@ def engine(config: Path | None, sets: Sequence[str], trace: Path | None = None) 
     from enginebay.engine import LLM
 
     if trace is not None:
-        # whoever asks for a trace of one run wants each of its steps; a --set of their own comes later and wins
-        sets = (f"telemetry.file={json.dumps(str(_fresh(trace)))}", "telemetry.step_every=1", *sets)
+        sets = with_trace(trace, config, sets)
     with contextlib.ExitStack() as stack:
         if sys.stderr.isatty():
             from rich.console import Console
@@ -93,20 +90,3 @@ def engine(config: Path | None, sets: Sequence[str], trace: Path | None = None) 
         else:
             llm = stack.enter_context(LLM(config, sets=sets))
         yield llm
-
-
-def _fresh(trace: Path) -> Path:
-    """The absolute path of the trace file; an older trace there is removed, anything else is refused."""
-    path = trace.absolute()
-    if path.exists():
-        if not path.is_file():
-            raise ConfigError(f"--trace {trace}: there is something that is no file; name a file to write")
-        try:
-            with path.open("rb") as file:
-                begin = file.read(len(_TRACE_BEGIN))
-            if begin and begin != _TRACE_BEGIN:
-                raise ConfigError(f"--trace {trace}: the file that is there is no trace; remove it, or name another")
-            path.unlink()
-        except OSError as error:
-            raise ConfigError(f"--trace {trace}: the old file cannot be removed: {error.strerror}") from error
-    return path

@@ -69,4 +69,6 @@ def leave(code: int) -> None:
             except (OSError, ValueError):
                 continue  # nobody reads it any more
         os._exit(code)
+    if code in (INTERRUPTED, TERMINATED):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter's end would make death by a signal of it
     sys.exit(code)

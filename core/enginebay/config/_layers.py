@@ -130,6 +130,6 @@ def _value(text: str) -> Any:
     """A TOML literal, or, when it is none, the text itself."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # not TOML, or an integer of more digits than Python reads
         return text
     return table["value"] if len(table) == 1 else text

@@ -105,3 +105,5 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}, {where}: not TOML: {said[1]}") from None
     except RecursionError:
         raise ConfigError(f"{path}: tables or lists are nested too deeply") from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ConfigError(f"{path}: {error}") from None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, strict=True)]  # strict: true is no 1
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -35,7 +35,8 @@ class ModelConfig(Section):
     ] = None
     dtype: Annotated[Dtype, Field(description="Weights and activations; auto: as the model's config says.")] = "auto"
     seed: Annotated[
-        int, Field(ge=0, description="Seeds the framework's generators; token draws have seeds of their own.")
+        int,
+        Field(ge=0, strict=True, description="Seeds the framework's generators; token draws have seeds of their own."),
     ] = 0
     max_model_len: Annotated[
         Positive | None, Field(description="Prompt plus output tokens of one request; unset: the model's.")
@@ -97,7 +98,12 @@ class SchedulerConfig(_Used):
         bool | None, Field(description="Whether a prompt may be split over steps; unset: yes, if the runner can.")
     ] = None
     long_prefill_token_threshold: Annotated[
-        int, Field(ge=0, description="While others wait, at most this many tokens of one prompt in a step; 0: no cap.")
+        int,
+        Field(
+            ge=0,
+            strict=True,
+            description="While others wait, at most this many tokens of one prompt in a step; 0: no cap.",
+        ),
     ] = 0
     reserve_whole_prompt: Annotated[
         bool, Field(description="Admit a request only when blocks for its whole prompt are free.")

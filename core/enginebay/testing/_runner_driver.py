@@ -46,9 +46,17 @@ class RunnerDriver:
     """One runner and the requests on it. ``shuffle`` deals the blocks out in a random order of that seed."""
 
     def __init__(
-        self, runner: ModelRunner[Any], *, num_blocks: int, block_size: int, groups: int = 1, shuffle: int | None = None
+        self,
+        runner: ModelRunner[Any],
+        *,
+        num_blocks: int,
+        block_size: int,
+        groups: int = 1,
+        shuffle: int | None = None,
+        generation: int = 0,
     ) -> None:
         self.runner = runner
+        self.generation = generation
         self.block_size = block_size
         self.requests: dict[str, _Request] = {}
         self.faults: dict[str, str] = {}
@@ -143,6 +151,7 @@ class RunnerDriver:
             request.told = len(request.blocks[0])
         output = SchedulerOutput(
             step=self._step,
+            generation=self.generation,
             new=tuple(new),
             running=tuple(running),
             resumed=tuple(resumed),

@@ -77,10 +77,17 @@ class RunnerSuite:
         ) as started:
             yield started
 
-    def driver(self, started: StartedRunner, block_size: int, *, shuffle: int | None = None) -> RunnerDriver:
+    def driver(
+        self, started: StartedRunner, block_size: int, *, shuffle: int | None = None, generation: int = 0
+    ) -> RunnerDriver:
         """A fresh scheduler for the runner; what an earlier one left in the runner is called finished."""
         return RunnerDriver(
-            started.runner, num_blocks=_NUM_BLOCKS, block_size=block_size, groups=started.groups, shuffle=shuffle
+            started.runner,
+            num_blocks=_NUM_BLOCKS,
+            block_size=block_size,
+            groups=started.groups,
+            shuffle=shuffle,
+            generation=generation,
         )
 
     def prompts(self, started: StartedRunner) -> list[list[int]]:
@@ -243,6 +250,19 @@ class RunnerSuite:
         )
         with pytest.raises(Exception, match="stranger"):
             started.runner.execute_model(stranger)
+
+    def test_a_new_generation_begins_anew(self, started: StartedRunner, block_size: int) -> None:
+        """After a void every request comes again as new, on any blocks; nothing of the steps before is left."""
+        prompts = self.prompts(started)[:4]
+        expected = [self.answers(started, block_size, [prompt])[0] for prompt in prompts]
+        void = self.driver(started, block_size)
+        for index, prompt in enumerate(prompts):
+            void.add(f"r{index}", prompt, self.params(), seed=0)
+        void.step({f"r{index}": len(prompt) for index, prompt in enumerate(prompts)})
+        fresh = self.driver(started, block_size, shuffle=5, generation=1)
+        for index, prompt in enumerate(prompts):
+            fresh.add(f"r{index}", prompt, self.params(), seed=0)
+        assert list(fresh.run().values()) == expected
 
     def test_messages_are_left_alone(self, started: StartedRunner, block_size: int) -> None:
         """Neither the batch's order nor the scheduler's objects are changed by the runner."""

@@ -75,7 +75,11 @@ class RequestTable:
         return self._rows.get(request_id)
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> list[ScheduledRow]:
-        """Take in what changed, and return the batch in the order of ``num_scheduled_tokens``."""
+        """Take in what changed, and return the batch in the order of ``num_scheduled_tokens``.
+
+        A new generation begins with an empty table: the steps before it count as void, every request that goes on
+        comes again as a new one, and whatever else a runner keeps of requests or blocks has to be forgotten too.
+        """
         rows = self._rows
         self._step = scheduler_output.step
         if scheduler_output.generation != self._generation:

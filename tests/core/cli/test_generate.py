@@ -170,7 +170,7 @@ def test_usage_errors(generate: Run, tmp_path: Path) -> None:
     code, _, err = generate("x", "--trace", str(tmp_path))
     assert (code, err) == (
         2,
-        f"enginebay: --trace {tmp_path}: there is something that is no file; name a file to write\n",
+        f"enginebay: --trace {tmp_path}: cannot be written afresh: Is a directory; name a new file\n",
     )
     for empty in (("",), ("-",), ()):
         code, _, err = generate(*empty)
@@ -209,6 +209,35 @@ def test_stats_and_a_fresh_trace(generate: Run, tmp_path: Path) -> None:
     assert [span.name for span in spans].count("engine.start") == 1, "the older trace is still there"
     names = {span.name for span in spans}
     assert {"engine.start", "worker.load_model", "engine.step", "chat model", "decode"} <= names
+
+
+def test_a_trace_never_replaces_what_it_did_not_write(generate: Run, tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    target.write_text("")
+    link.symlink_to(target)
+    code, _, err = generate("x", "--trace", str(link))
+    assert (code, err) == (
+        2,
+        f"enginebay: --trace {link}: cannot be written afresh: Too many levels of symbolic links; name a new file\n",
+    )
+    assert link.is_symlink()
+    code, _, err = generate("x", "--trace", "/dev/null")
+    assert (code, err) == (2, "enginebay: --trace /dev/null: is not a regular file; name a new file\n")
+    code, _, err = generate("x", "--trace", os.fsdecode(os.fsencode(tmp_path / "x") + b"\xff"))
+    assert code == 2
+    assert err.endswith("the name is not UTF-8 text; name another file\n")
+
+
+def test_an_older_trace_stays_when_nothing_is_started(generate: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "\N{GRINNING FACE}.jsonl"
+    assert generate("say:hello", "--trace", str(trace))[0] == 0
+    old = trace.read_bytes()
+    assert old
+    assert generate("x", "--trace", str(trace), "--set", "cache.block_size=nonsense")[0] == 2
+    elsewhere = f"telemetry.file={json.dumps(str(tmp_path / 'other'))}"
+    assert generate("say:hello", "--trace", str(trace), "--set", elsewhere)[0] == 0
+    assert trace.read_bytes() == old
+    assert (tmp_path / "other").stat().st_size > 0
 
 
 def test_ctrl_c_ends_everything(fake: Installed) -> None:

@@ -174,3 +174,16 @@ def test_any_set_is_a_config_or_a_config_error(item: str) -> None:
 def test_the_config_survives_json() -> None:
     config = load(None, sets=["model.path=/a", "device.ids=[1, 0]", "extensions.x.y=1"], environ={}).config
     assert EngineConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    digits = "9" * 5000
+    with pytest.raises(ConfigError, match="num_blocks"):
+        load(None, sets=[f"cache.num_blocks={digits}"], environ={})
+    file = tmp_path / "engine.toml"
+    file.write_text(f"[cache]\nnum_blocks = {digits}\n")
+    with pytest.raises(ConfigError, match=r"^.*engine\.toml: Exceeds the limit"):
+        load(file, environ={})
+    for key in ("cache.num_blocks", "model.seed", "scheduler.max_num_seqs", "scheduler.long_prefill_token_threshold"):
+        with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
+            load(None, sets=[f"{key}=true"], environ={})

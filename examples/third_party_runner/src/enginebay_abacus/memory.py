@@ -50,6 +50,12 @@ class CheckedMemory:
             raise AssertionError(f"{request_id} reads position {position} in block {block}, which nobody wrote")
         return self._words[used].reshape(-1)[:stop]
 
+    def clear(self) -> None:
+        """Forget everything: nobody owns a block, and nothing is written."""
+        self._written[:] = False
+        self._owner.clear()
+        self._owned.clear()
+
     def release(self, request_id: str) -> None:
         """The request ended or was preempted: its blocks may be written by others, and still be read (prefix hits)."""
         for block in self._owned.pop(request_id, ()):

@@ -42,6 +42,7 @@ class Abacus(ModelRunner[NoOptions]):
         super().__init__(context)
         self.table = RequestTable()
         self._memory: CheckedMemory | None = None
+        self._generation = 0
 
     def load_model(self) -> None:
         """Nothing to load."""
@@ -59,6 +60,9 @@ class Abacus(ModelRunner[NoOptions]):
         """Write the words of the step's tokens, then reckon a token for each request that reached its end."""
         memory = self._memory
         assert memory is not None, "a step before initialize_kv_cache"
+        if scheduler_output.generation != self._generation:  # the steps before are void: every request comes anew
+            self._generation = scheduler_output.generation
+            memory.clear()
         for request_id in (*scheduler_output.finished, *scheduler_output.preempted):
             memory.release(request_id)
         rows = self.table.begin_step(scheduler_output)
