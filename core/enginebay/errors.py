@@ -60,6 +60,7 @@ __all__ = [
     "WorkerHung",
     "WorkerLost",
     "did_you_mean",
+    "one_line",
 ]
 
 
@@ -186,3 +187,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` with a leading space, or an empty string when nothing known comes close."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+_MAX_LINE = 1000
+
+
+def one_line(text: str, limit: int = _MAX_LINE) -> str:
+    """Text that holds a stranger's words, made fit for one line: control characters gone, not endless."""
+    cut = text[:limit]
+    clean = "".join(c if c.isprintable() else "?" for c in cut)
+    return clean if len(text) <= limit else f"{clean[: limit - 1]}…"

@@ -3,9 +3,9 @@
 The weights themselves are read by ``enginebay.worker.loader``.
 """
 
+from enginebay.errors import one_line
 from enginebay.models._cache import cache_home
 from enginebay.models._config import check_layers, read_config
-from enginebay.models._files import one_line
 from enginebay.models._import import import_gguf
 from enginebay.models._info import read_model_info
 from enginebay.models._package import import_package

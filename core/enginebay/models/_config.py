@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import ModelError
-from enginebay.models._files import one_line, read_json
+from enginebay.errors import ModelError, one_line
+from enginebay.models._files import read_json
 
 _MAX_INT = 2**63 - 1  # what a message and torch's sizes hold
 _MAX_DEPTH = 64

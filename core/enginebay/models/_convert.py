@@ -6,10 +6,8 @@ Weights are dequantized a few rows at a time, so the peak of memory does not gro
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,16 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginebay.errors import ModelError
+from enginebay.errors import ModelError, one_line
+from enginebay.limited import die_with_parent, limit_memory
 from enginebay.models._architecture import PlacedTensor, build_config, generation_config, place_tensors
-from enginebay.models._files import one_line, sync, write_json
+from enginebay.models._files import sync, write_json
 from enginebay.models._gguf import GgufFile
 from enginebay.models._metadata import Metadata
 from enginebay.models._safetensors import write_safetensors
 from enginebay.models._tokenizer import write_tokenizer
 
 _CHUNK_ELEMENTS = 4 * 1024 * 1024
-_PR_SET_PDEATHSIG = 1
 
 
 def convert(path: Path, folder: Path, dtype: str, on_progress: Callable[[int, int], None]) -> None:
@@ -132,13 +130,8 @@ def main(request: str) -> int:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it kills this process
     asked = json.loads(request)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != asked["parent"]:
-            return 1
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = asked["memory"] if hard == resource.RLIM_INFINITY else min(asked["memory"], hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    die_with_parent(asked["parent"])
+    limit_memory(asked["memory"])
 
     def say(**fields: object) -> None:
         report.write(json.dumps(fields) + "\n")

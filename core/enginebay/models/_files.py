@@ -9,27 +9,47 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import ModelError
+from enginebay.errors import ModelError, one_line
 
-_MAX_MESSAGE = 1000
+MAX_FILE_BYTES = 32 << 20
+"""Of a file of JSON or text; the largest published ones, indexes of thousands of shards' tensors, have about 10 MB."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; raises ``ModelError`` when it is missing, unreadable or something else."""
+    raw = read_bytes(path, MAX_FILE_BYTES)
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(one_line(f"{path} is not valid JSON: {error}")) from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value
+
+
+def read_text(path: Path, most: int = MAX_FILE_BYTES) -> str:
+    """The text in ``path``, of ``most`` bytes; raises ``ModelError`` like ``read_json``."""
+    try:
+        return read_bytes(path, most).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(one_line(f"cannot read {path}: {error}")) from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What is in ``path``; raises ``ModelError`` when it is missing, unreadable, or has more than ``most`` bytes."""
     mode = _mode(path)
     if mode is None:
         raise ModelError(f"{path.parent} has no {path.name}")
     if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
         raise ModelError(f"cannot read {path}: it is no regular file")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(most + 1)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(one_line(f"{path} is not valid JSON: {error}")) from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return value
+    if len(raw) > most:
+        raise ModelError(f"cannot read {path}: it has more than {most >> 20} MiB")
+    return raw
 
 
 def write_json(path: Path, value: object) -> None:
@@ -68,12 +88,6 @@ def _mode(path: Path) -> int | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
         raise ModelError(one_line(f"cannot read {path}: {error.strerror}")) from error
-
-
-def one_line(text: str, limit: int = _MAX_MESSAGE) -> str:
-    """Text that holds words of a stranger's file, made fit for one line: control characters gone, not endless."""
-    clean = "".join(c if c.isprintable() else "?" for c in text)
-    return clean if len(clean) <= limit else f"{clean[: limit - 1]}…"
 
 
 def sync(path: Path) -> None:

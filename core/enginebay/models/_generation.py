@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay.models._files import one_line
+from enginebay.errors import one_line
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "bad_words_ids": ([],),

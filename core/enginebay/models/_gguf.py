@@ -19,8 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from enginebay.errors import ModelError
-from enginebay.models._files import one_line
+from enginebay.errors import ModelError, one_line
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9

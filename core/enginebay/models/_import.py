@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from enginebay.errors import ModelError
+from enginebay.errors import ModelError, one_line
 from enginebay.models._cache import Place, check_name, imported, models_home, place
 from enginebay.models._child import convert_in_child
 from enginebay.models._convert_version import CONVERTER_VERSION
-from enginebay.models._files import one_line
 
 Replace = Literal["never", "changed", "always"]
 DTYPES = ("bfloat16", "float16", "float32")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import ModelError
+from enginebay.errors import ModelError, one_line
 from enginebay.messages import ModelInfo
 from enginebay.models._config import check_layers, read_config
-from enginebay.models._files import is_file, is_folder, is_there, one_line, read_json
+from enginebay.models._files import is_file, is_folder, is_there, read_json
 from enginebay.models._generation import ignored_settings
 from enginebay.models._weights import check_weights
 

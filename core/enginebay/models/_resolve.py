@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from enginebay.errors import ModelError, did_you_mean
+from enginebay.errors import ModelError, did_you_mean, one_line
 from enginebay.models._cache import imported, models_home
-from enginebay.models._files import is_file, is_folder, is_there, one_line
+from enginebay.models._files import is_file, is_folder, is_there
 from enginebay.models._import import converted, describe_source
 from enginebay.models._info import read_model_info
 from enginebay.models._weights import check_weights, weight_files

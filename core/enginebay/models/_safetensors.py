@@ -10,16 +10,22 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from enginebay.errors import ModelError
+from enginebay.errors import ModelError, one_line
 
 _MAX_HEADER = 100_000_000  # the format's own bound
+_MAX_DIMS = 32
 _ALIGNMENT = 8
+_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4}
+_BITS = {name: 8 * size for name, size in _SIZES.items()}
+_BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8)
+_BITS |= {"I16": 16, "U16": 16, "I32": 32, "U32": 32, "F64": 64, "I64": 64, "U64": 64}
 CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -75,9 +81,10 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     try:
-        header = json.loads(raw.decode("utf-8"))
-        tensors = {name: _checked(entry) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        header = msgspec.json.decode(raw.decode("utf-8"), type=dict[str, msgspec.Raw])
+        msgspec.json.decode(header.pop("__metadata__", b"null"), type=dict[str, str] | None)
+        tensors = {name: _entry(entry) for name, entry in header.items()}
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ModelError(f"{path} is damaged: its header is not what safetensors asks for. Fetch it again.") from None
     end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
     if 8 + length + end > size:
@@ -86,15 +93,36 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
         )
     if not tensors:
         raise ModelError(f"{path} holds no tensors")
+    _check_layout(path, tensors, size - 8 - length)
     return tensors
 
 
-def _checked(entry: dict[str, Any]) -> dict[str, Any]:
+def _check_layout(path: Path, tensors: Mapping[str, Mapping[str, Any]], total: int) -> None:
+    """Every byte belongs to one tensor: in a header that says a name twice, one of its places is left over."""
+    end = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        if entry["data_offsets"][0] != end:
+            raise ModelError(
+                one_line(f"{path} is damaged: no tensor, or two, has the bytes before '{name}'. Fetch it again.")
+            )
+        end = entry["data_offsets"][1]
+    if end != total:
+        raise ModelError(f"{path} is damaged: {total - end} bytes belong to no tensor. Fetch it again.")
+
+
+class _Entry(msgspec.Struct):
+    """One tensor as the format has it; nothing of another shape takes memory."""
+
+    dtype: str
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=_MAX_DIMS)]
+    data_offsets: tuple[_Size, _Size]
+
+
+def _entry(raw: msgspec.Raw) -> dict[str, Any]:
     """One tensor's entry if its parts are what the format says; raises one of the errors of a damaged header."""
-    start, end = entry["data_offsets"]
-    numbers = [start, end, *entry["shape"]]
-    if not isinstance(entry["dtype"], str) or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+    entry = msgspec.json.decode(raw, type=_Entry)
+    start, end = entry.data_offsets
+    bits = _BITS.get(entry.dtype)
+    if start > end or (bits is not None and (end - start) * 8 != prod(entry.shape) * bits):
         raise ValueError(entry)
-    if start > end:
-        raise ValueError(entry)
-    return entry
+    return {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [start, end]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import ModelError
-from enginebay.models._files import is_file, one_line, read_json
+from enginebay.errors import ModelError, one_line
+from enginebay.models._files import is_file, read_json
 from enginebay.models._safetensors import read_safetensors_header
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginebay.errors import InvalidRequest, ModelError
+from enginebay.errors import InvalidRequest, ModelError, one_line
 from enginebay.text._apart import StandIns, render_apart
 from enginebay.text._template import ROLES, ChatTemplate
-from enginebay.text._tokenizer import Tokenizer
+from enginebay.text._tokenizer import MAX_TEXT_BYTES, Tokenizer
 
+MAX_MESSAGES = 16_384
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
@@ -69,13 +70,21 @@ def _check(messages: Sequence[Any]) -> None:
     """Clients send what they like; the types are only a promise."""
     if not messages:
         raise InvalidRequest("messages is empty", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"there are {len(messages)} messages; at most {MAX_MESSAGES} are taken", param="messages")
+    total = 0
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise InvalidRequest(f"messages[{number}] needs 'role' and 'content'", param="messages")
         for key, text in message.items():
             if not isinstance(key, str) or not isinstance(text, str):
-                raise InvalidRequest(f"messages[{number}]: '{key}' is not text", param="messages")
+                raise InvalidRequest(one_line(f"messages[{number}]: '{key}' is not text"), param="messages")
+            total += len(key) + len(text)
         if message["role"] not in ROLES:  # it stands among control tokens, so it is no place for any text
             raise InvalidRequest(
                 f"messages[{number}]: role {message['role'][:40]!r} is none of {', '.join(ROLES)}", param="messages"
             )
+    if total > MAX_TEXT_BYTES:
+        raise InvalidRequest(
+            f"the messages have {total} characters; at most {MAX_TEXT_BYTES >> 20} MiB are tokenized", param="messages"
+        )

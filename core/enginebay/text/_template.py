@@ -1,29 +1,36 @@
-"""A model's chat template, rendered in jinja2's sandbox with the functions that published templates expect."""
+"""A model's chat template: found in its folder, and run in a child process with limits, since it is a program."""
 
 from __future__ import annotations
 
-import json
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-
-from enginebay.errors import InvalidRequest, ModelError
-from enginebay.models._files import one_line, read_json
+from enginebay.errors import InvalidRequest, ModelError, one_line
+from enginebay.limited import Helper, HelperFailed
+from enginebay.models._files import is_file, read_json, read_text
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_RENDERED_CHARS = 16 << 20
+RENDER_SECONDS = 5.0
+RENDER_MEMORY = 512 << 20
+"""Bytes beyond what the child has when it starts."""
+
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_MAX_REPLY = 6 * MAX_RENDERED_CHARS  # a character may be escaped
 
 
 class ChatTemplate:
-    """Turns messages into the text that a chat model was trained on. Make it with ``from_folder``."""
+    """Turns messages into the text that a chat model was trained on. Make it with ``from_folder``.
+
+    Decision: nothing of a template runs in our process, not even its compiler, which computes constants such as
+    ``'a' * 300000000``. All templates of a process share one child; it is there while one of them is, and not closed.
+    A violating change imports jinja2 outside of ``enginebay.limited``.
+    """
 
     def __init__(
         self,
@@ -37,21 +44,20 @@ class ChatTemplate:
 
         ``now`` is the clock of templates that write today's date. Raises ``ModelError`` when the template is broken.
         """
-        self.where, self._tokens = where, dict(tokens or {})
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: now().strftime(form)}
+        self.where, self._source, self._tokens, self._now = where, source, dict(tokens or {}), now
+        self._helper: Helper | None = None
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ModelError(
+                one_line(f"the chat template in {where} has {len(source)} characters; at most {MAX_TEMPLATE_CHARS}")
+            )
         try:
-            tree = environment.parse(source)
-            words = [node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)]
-            texts = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
-            self._template = environment.from_string(source)
-        except Exception as error:  # its compiler fails in any way: nested too deeply, a break outside a loop, ...
-            raise ModelError(f"the chat template in {where} is broken: {_why(error)}") from error
-        self.words = tuple(dict.fromkeys(words))  # the strings it writes, compares with and looks for
-        self.literals = "\0".join([*self.words, *texts, *self._tokens.values()])
+            found = self._ask({"source": source})
+        except HelperFailed as error:
+            raise ModelError(one_line(f"the chat template in {where} cannot be used: compiling it {error}")) from None
+        if "broken" in found:
+            raise ModelError(one_line(f"the chat template in {where} is broken: {found['broken']}"))
+        self.words: tuple[str, ...] = tuple(found["words"])  # the strings it writes, compares with and looks for
+        self.literals = "\0".join([*self.words, *found["texts"], *self._tokens.values()])
 
     @classmethod
     def from_folder(cls, folder: Path, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -68,15 +74,12 @@ class ChatTemplate:
         Raises ``ModelError`` for one that cannot be read, or is broken.
         """
         config_path, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-        config = read_json(config_path) if config_path.is_file() else {}
-        try:
-            source = own.read_text(encoding="utf-8") if own.is_file() else _named(config.get("chat_template"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"cannot read {own}: {error}") from error
+        config = read_json(config_path) if is_file(config_path) else {}
+        source = read_text(own) if is_file(own) else _named(config.get("chat_template"))
         if source is None:
             return None
         tokens = {name: text for name in _TOKENS if (text := _content(config.get(name))) is not None}
-        return cls(source, str(own if own.is_file() else config_path), tokens, now=now)
+        return cls(source, str(own if is_file(own) else config_path), tokens, now=now)
 
     def writes(self, token: str) -> bool:
         """Whether the template writes this token, as it stands or around a role (``'<|' + role + '|>'``).
@@ -91,51 +94,51 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The text of the conversation. Raises ``InvalidRequest`` when the template refuses the messages."""
+        """The text of the conversation. Raises ``InvalidRequest`` when the template refuses the messages, or fails."""
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
+            found = self._ask(
+                {
+                    "source": self._source,
+                    "messages": [dict(message) for message in messages],
+                    "tokens": self._tokens,
+                    "add_generation_prompt": add_generation_prompt,
+                    "now": self._now().isoformat(),
+                    "most": MAX_RENDERED_CHARS,
+                }
             )
-        except _Refused as error:
-            raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from error
-        except Exception as error:  # a template is a program: it can fail in any way
-            raise InvalidRequest(
-                f"the chat template in {self.where} failed on these messages: {_why(error)}",
-                param="messages",
-            ) from error
+        except HelperFailed as error:
+            raise _refusal(f"the chat template in {self.where} failed on these messages: it {error}") from None
+        if "refused" in found:
+            raise _refusal(f"the chat template refuses the messages: {found['refused']}")
+        if "text" not in found:
+            why = found.get("failed") or found.get("broken")
+            raise _refusal(f"the chat template in {self.where} failed on these messages: {why}")
+        return str(found["text"])
+
+    def close(self) -> None:
+        """Let go of the child process, which ends with the last template; a later ``render`` starts it again."""
+        self._helper = None
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._helper = self._helper or _shared_helper()
+        return self._helper.call(request)
 
 
-class _Refused(jinja2.TemplateError):
-    """The template called ``raise_exception``."""
+def _refusal(message: str) -> InvalidRequest:
+    return InvalidRequest(one_line(message), param="messages")
 
 
-class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks the assistant's words for training; here its body is rendered as it stands."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as a plain set
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+_shared: weakref.WeakValueDictionary[str, Helper] = weakref.WeakValueDictionary()
 
 
-def _raise(message: str) -> NoReturn:
-    raise _Refused(message)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As published templates expect it: nothing escaped for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _shared_helper() -> Helper:
+    """The one that lives, or a new one."""
+    helper = _shared.get("helper")
+    if helper is None:  # two threads may both make one: each lives as long as its templates
+        helper = _shared["helper"] = Helper(
+            "enginebay.limited._templates", memory=RENDER_MEMORY, seconds=RENDER_SECONDS, max_reply=_MAX_REPLY
+        )
+    return helper
 
 
 def _named(template: Any) -> str | None:
@@ -150,7 +153,3 @@ def _content(token: Any) -> str | None:
     """A token's text: written plain, or as an object with ``content``."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _why(error: Exception) -> str:
-    return one_line(" ".join(str(error).split())) or type(error).__name__

@@ -20,15 +20,20 @@ from typing import TypeVar
 import tokenizers
 import tokenizers.decoders
 
-from enginebay.errors import InvalidRequest, ModelError
+from enginebay.errors import InvalidRequest, ModelError, one_line
+from enginebay.models._files import is_folder, is_there, read_text
 from enginebay.text._template import ChatTemplate
+from enginebay.text._tokenizer_check import MAX_TOKENIZER_BYTES, check_tokenizer
 
 MARKS = ("\ufdd0", "\ufdd1")  # noncharacters; each that gets used costs a tokenizer
+MAX_TEXT_BYTES = 12 << 20
+"""Of one text that is tokenized: the library takes about 0.7 s and up to 250 MB for each MiB."""
+_MAX_SEARCHED = 1 << 32
 T = TypeVar("T")
 
 
 class Tokenizer:
-    """Encodes and decodes with one model's tokenizer.json. Thread-safe; make it with ``from_folder``."""
+    """Encodes and decodes with one model's tokenizer.json. Thread-safe. ``from_folder`` checks the file, too."""
 
     def __init__(self, text: str, where: str, template: ChatTemplate | None = None) -> None:
         """``text`` is the content of a tokenizer.json, ``where`` its name in messages. Raises ``ModelError``.
@@ -37,17 +42,20 @@ class Tokenizer:
         """
         self.where = where
         self._decoder = self._load(text)
-        self._added = self._decoder.get_added_tokens_decoder()
+        self._added = self._model_error(self._decoder.get_added_tokens_decoder)
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        if template is not None and len(self._added) * len(template.literals) > _MAX_SEARCHED:
+            raise ModelError(f"{where} cannot be used: {len(self._added)} added tokens are too many for its template")
         written = {i for i, token in self._added.items() if template is not None and template.writes(token.content)}
         self.control_tokens = {i: t for i, t in self._added.items() if t.content and (t.special or i in written)}
         hidden = written - self.special_ids
         self._plain = self._load(_made_special(text, hidden)) if hidden else self._decoder
         self._plain.encode_special_tokens = True
         self._others: dict[str | None, tokenizers.Tokenizer] = {}
-        self.vocab_size = max(self._decoder.get_vocab_size(), max(self._added, default=-1) + 1)
+        vocab_size = self._model_error(self._decoder.get_vocab_size)
+        self.vocab_size = max(vocab_size, max(self._added, default=-1) + 1)
         self.is_byte_level = isinstance(self._decoder.decoder, tokenizers.decoders.ByteLevel)
-        self.falls_back_to_bytes = "ByteFallback" in repr(self._decoder.decoder)
+        self.falls_back_to_bytes = "ByteFallback" in self._model_error(lambda: repr(self._decoder.decoder))
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -55,15 +63,13 @@ class Tokenizer:
 
         A chat template beside it tells which tokens are control tokens.
         """
-        path = folder / "tokenizer.json" if folder.is_dir() else folder
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        path = folder / "tokenizer.json" if is_folder(folder) else folder
+        if not is_there(path):
             raise ModelError(
                 f"{path.parent} has no {path.name}; fetch it from where the model came from, or set [model] tokenizer"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise ModelError(f"cannot read {path}: {error}") from error
+            )
+        text = read_text(path, MAX_TOKENIZER_BYTES)
+        check_tokenizer(text, str(path))
         try:
             template = ChatTemplate.from_folder(path.parent)
         except ModelError:  # none, or a broken one: plain prompts work without, and who chats is told
@@ -124,7 +130,11 @@ class Tokenizer:
         if text.isascii() or normalizer is None or not any(t.normalized for t in self.control_tokens.values()):
             return False
         _check_text(text)
-        return not self.control_edges.isdisjoint(normalizer.normalize_str(text))
+        normalized = _guarded(
+            lambda: normalizer.normalize_str(text),
+            lambda why: InvalidRequest(f"the text cannot be normalized: {why}"),
+        )
+        return not self.control_edges.isdisjoint(normalized)
 
     def unguarded(self, template: ChatTemplate) -> str | None:
         """A token that ``template`` writes and that is no control token here; None when all are."""
@@ -134,21 +144,24 @@ class Tokenizer:
     def _other(self, mark: str | None) -> tokenizers.Tokenizer:
         """The tokenizer that parses special tokens (None), or takes ``mark`` for a token; loaded on first use."""
         if mark not in self._others:  # two threads may both load it: the same, once too often
-            other = self._load((self._decoder if mark is None else self._plain).to_str())
+            other = self._load(self._model_error((self._decoder if mark is None else self._plain).to_str))
             other.encode_special_tokens = mark is not None
             if mark is not None:
                 assert mark in MARKS
-                other.add_tokens([tokenizers.AddedToken(mark, special=False, normalized=False)])
+                token = tokenizers.AddedToken(mark, special=False, normalized=False)
+                self._model_error(lambda: other.add_tokens([token]))
             self._others[mark] = other
         return self._others[mark]
 
     def _load(self, text: str) -> tokenizers.Tokenizer:
-        loaded = _guarded(
-            lambda: tokenizers.Tokenizer.from_str(text), lambda why: ModelError(f"{self.where} cannot be used: {why}")
-        )
+        loaded = self._model_error(lambda: tokenizers.Tokenizer.from_str(text))
         loaded.no_truncation()
         loaded.no_padding()
         return loaded
+
+    def _model_error(self, action: Callable[[], T]) -> T:
+        """``action()``, whose failure is the file's."""
+        return _guarded(action, lambda why: ModelError(one_line(f"{self.where} cannot be used: {why}")))
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -165,11 +178,15 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, *, affixes: bool = False
 
 
 def _check_text(text: str) -> None:
-    for position, character in enumerate(text) if not text.isascii() else ():
-        if "\ud800" <= character <= "\udfff":
-            raise InvalidRequest(
-                f"character {position} is a lone surrogate (U+{ord(character):04X}), which is no text; send valid UTF-8"
-            )
+    try:
+        size = len(text) if len(text) > MAX_TEXT_BYTES else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"character {error.start} is a lone surrogate (U+{ord(text[error.start]):04X}), which is no text; "
+            "send valid UTF-8"
+        ) from None
+    if size > MAX_TEXT_BYTES:
+        raise InvalidRequest(f"the text has {len(text)} characters; at most {MAX_TEXT_BYTES >> 20} MiB are tokenized")
 
 
 def _made_special(text: str, ids: Collection[int]) -> str:
@@ -193,4 +210,4 @@ def _guarded(action: Callable[[], T], failure: Callable[[str], Exception]) -> T:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return one_line((str(error).splitlines() or [""])[0] or type(error).__name__, 200)

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from enginebay.errors import EngineDead
+from enginebay.errors import EngineDead, one_line
 from enginebay.messages import Call, Envelope, Result, StartPayload
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
@@ -100,7 +100,7 @@ def _encode(message: msgspec.Struct) -> bytes:
     try:
         frame = _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise UnsendableMessage(f"{what} holds something that cannot cross to a worker: {error}") from None
+        raise UnsendableMessage(one_line(f"{what} holds something that cannot cross to a worker: {error}")) from None
     if len(frame) > MAX_FRAME_BYTES:
         raise UnsendableMessage(f"{what} has {len(frame)} bytes; at most {MAX_FRAME_BYTES} cross in one frame")
     return frame
@@ -111,7 +111,9 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, what: str) -> T:
     try:
         return decoder.decode(frame)
     except _BAD_BYTES as error:
-        raise DamagedMessage(f"{len(frame)} bytes are not one whole {what}: {type(error).__name__}: {error}") from None
+        raise DamagedMessage(
+            one_line(f"{len(frame)} bytes are not one whole {what}: {type(error).__name__}: {error}")
+        ) from None
 
 
 def _check_size(size: int, what: str) -> None:

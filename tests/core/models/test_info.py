@@ -200,8 +200,8 @@ def test_dtype_of_the_weights_when_two_are_as_many(model: Path) -> None:
     """The first of the file, in every process: not as a set happens to order them."""
     _edit(model / "config.json", dtype=...)
     header = {
-        name: {"dtype": code, "shape": [1], "data_offsets": [4 * at, 4 * at + 4]}
-        for at, (name, code) in enumerate((("a", "F32"), ("b", "F16"), ("c", "BF16")))
+        name: {"dtype": code, "shape": [4 // size], "data_offsets": [4 * at, 4 * at + 4]}
+        for at, (name, code, size) in enumerate((("a", "F32", 4), ("b", "F16", 2), ("c", "BF16", 2)))
     }
     text = json.dumps(header).encode()
     (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(12))

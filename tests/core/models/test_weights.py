@@ -134,5 +134,5 @@ def test_headers_that_are_not_of_the_format(tmp_path: Path, entry: str) -> None:
 
 
 def test_the_entry_that_they_are_made_of_is_of_the_format(tmp_path: Path) -> None:
-    _write_header(tmp_path / "model.safetensors", b'{"a":' + ENTRY.encode() + b"}", bytes(16))
+    _write_header(tmp_path / "model.safetensors", b'{"a":' + ENTRY.encode() + b"}", bytes(4))
     assert check_weights(tmp_path) == {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
