@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -87,6 +88,7 @@ def test_flags_exist() -> None:
             while isinstance(command, click.Group) and rest and (deeper := command.get_command(context, rest[0])):
                 command, rest = deeper, rest[1:]
             assert command is not None
+            rest = rest[: rest.index("--")] if "--" in rest else rest  # what stands behind is another program's
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word for word in rest if word.startswith("--")} <= known, line
 
@@ -121,6 +123,14 @@ def test_what_a_page_builds_passes_the_conformance_kit(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ passed", done.stdout)
+
+
+def test_the_translated_command_line_is_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    [line] = [b.text for b in _blocks("console") if "> engine.toml" in b.text]
+    [shown] = [b.text for b in _blocks("toml") if b.source.name == "migrating-from-vllm.md"]
+    words = shlex.split(line.removeprefix("$ enginebay").partition("> engine.toml")[0].replace("\\\n", " "))
+    group.main(words, standalone_mode=False)
+    assert capsys.readouterr().out == shown
 
 
 def test_no_placeholder_is_left() -> None:

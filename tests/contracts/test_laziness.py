@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "transformers", "ray", "zmq", "opentelemetry.sdk")
+HEAVY = ("torch", "transformers", "ray", "zmq", "vllm", "opentelemetry.sdk")
 
 PROBE = """
 import json, sys
@@ -77,6 +77,7 @@ def test_imports_stay_light(code: str, tmp_path: Path) -> None:  # P9
         ["describe", "runner", "v1"],
         ["describe", "scheduler", "fcfs"],
         ["config", "schema"],
+        ["config", "from-vllm", "--", "vllm", "serve", "m", "--seed", "1"],
         ["model", "list"],
     ],
     ids=" ".join,

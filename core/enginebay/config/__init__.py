@@ -1,6 +1,7 @@
 """The config: TOML → pydantic, with the environment and ``--set`` on top; every fault reported at once."""
 
 from enginebay.config._explain import explain_fault, fault_path, join_faults
+from enginebay.config._from_vllm import Translation, from_vllm
 from enginebay.config._load import Resolved, load
 from enginebay.config._models import (
     CacheConfig,
@@ -30,9 +31,11 @@ __all__ = [
     "RunnerConfig",
     "SchedulerConfig",
     "TelemetryConfig",
+    "Translation",
     "WorkerConfig",
     "explain_fault",
     "fault_path",
+    "from_vllm",
     "join_faults",
     "load",
 ]

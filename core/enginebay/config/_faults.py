@@ -6,44 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from enginebay.config._bounds import MAX_FAULTS
 from enginebay.config._explain import explain_fault, fault_path, join_faults
 from enginebay.config._models import EngineConfig
-from enginebay.errors import ConfigError, did_you_mean
+from enginebay.config._vllm_flags import FOREIGN_KEYS, FOREIGN_REASONS
+from enginebay.errors import ConfigError, did_you_mean, one_line
 
-# Keys of other engines, and what they are here; only ever a suggestion.
-_FOREIGN = {
-    "attention_backend": "runner.options",
-    "block_size": "cache.block_size",
-    "chunked_prefill_size": "scheduler.max_num_batched_tokens",
-    "context_length": "model.max_model_len",
-    "device": "device.kind",
-    "disable_radix_cache": "cache.prefix_caching",
-    "distributed_executor_backend": "executor.use",
-    "dp": "parallel.data_parallel_size",
-    "dp_size": "parallel.data_parallel_size",
-    "enable_chunked_prefill": "scheduler.chunked_prefill",
-    "enable_prefix_caching": "cache.prefix_caching",
-    "gpu_memory_utilization": "cache.memory_utilization",
-    "kv_cache_dtype": "cache.dtype",
-    "max_prefill_tokens": "scheduler.max_num_batched_tokens",
-    "max_running_requests": "scheduler.max_num_seqs",
-    "mem_fraction_static": "cache.memory_utilization",
-    "model": "model.path",
-    "model_path": "model.path",
-    "num_gpu_blocks_override": "cache.num_blocks",
-    "otlp_traces_endpoint": "telemetry.endpoint",
-    "page_size": "cache.block_size",
-    "pipeline_parallel": "parallel.pipeline_parallel_size",
-    "pp_size": "parallel.pipeline_parallel_size",
-    "random_seed": "model.seed",
-    "schedule_policy": "scheduler.use",
-    "scheduling_policy": "scheduler.use",
-    "tensor_parallel": "parallel.tensor_parallel_size",
-    "tokenizer_path": "model.tokenizer",
-    "tp": "parallel.tensor_parallel_size",
-    "tp_size": "parallel.tensor_parallel_size",
-}
 _LATER = frozenset({"recovery", "server", "speculation", "status", "structured"})
 
 
@@ -59,13 +29,15 @@ def known_keys(section: str | None) -> list[str]:
 
 def faults_of(error: ValidationError, data: Mapping[str, Any], origins: Mapping[str, str], file: str) -> list[str]:
     """Each fault as one line, in the order of the sections; several of one key are joined."""
-    told: dict[tuple[str, ...], list[str]] = {}
+    told: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        path = fault_path(detail, data)
-        text = _unknown(path, data) if detail["type"] == "extra_forbidden" else explain_fault(detail)
-        told.setdefault(path, []).append(text)
-    lines = []
-    for path, texts in told.items():
+        told.setdefault(fault_path(detail, data), []).append(detail)
+    lines: list[str] = []
+    for path, details in told.items():
+        if len(lines) >= MAX_FAULTS:  # only counted
+            lines.append("")
+            continue
+        texts = [_unknown(path, data) if d["type"] == "extra_forbidden" else explain_fault(d) for d in details]
         where = f"[{path[0]}]" + (f" {'.'.join(path[1:])}" if len(path) > 1 else "") if path else "the config"
         if len(path) == 1 and not isinstance(data[path[0]], Mapping) and path[0] not in EngineConfig.model_fields:
             where = path[0]
@@ -74,11 +46,14 @@ def faults_of(error: ValidationError, data: Mapping[str, Any], origins: Mapping[
 
 
 def refuse(faults: Sequence[str]) -> None:
-    """Raise one ``ConfigError`` with all faults, if there are any."""
+    """Raise one ``ConfigError`` with all faults, if there are any, each on a line of its own."""
     if len(faults) == 1:
-        raise ConfigError(faults[0])
+        raise ConfigError(one_line(faults[0]))
     if faults:
-        raise ConfigError("\n  ".join([f"the config has {len(faults)} faults:", *faults]))
+        lines = [f"the config has {len(faults)} faults:", *map(one_line, faults[:MAX_FAULTS])]
+        if len(faults) > MAX_FAULTS:
+            lines.append(f"and {len(faults) - MAX_FAULTS} more")
+        raise ConfigError("\n  ".join(lines))
 
 
 def _unknown(path: tuple[str, ...], data: Mapping[str, Any]) -> str:
@@ -101,7 +76,9 @@ def _elsewhere(name: str, section: str | None) -> str:
     homes = [s for s in known_keys(None) if s != section and name in known_keys(s) and name not in ("use", "options")]
     if len(homes) == 1:
         return f" Did you mean [{homes[0]}] {name}?"
-    target = _FOREIGN.get(name)
+    target = FOREIGN_KEYS.get(name)
+    if target is None and name in FOREIGN_REASONS:
+        return f" vLLM's flag of that name has no key here: {FOREIGN_REASONS[name]}."
     if target is None:
         every = [(s, k) for s in known_keys(None) for k in known_keys(s)]
         close = did_you_mean(name, [k for _, k in every])

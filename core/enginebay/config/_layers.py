@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from enginebay.config._bounds import MAX_DEPTH, bad_value
+
 PREFIX = "ENGINEBAY__"
 _PATHS = (("model", "path"), ("model", "tokenizer"), ("telemetry", "file"))
+_SHOWN = 200
 # Keys of which the later layer replaces the earlier one's, since they say the same thing.
 _ONE_OF = {"cache": ("memory_utilization", "memory_bytes", "num_blocks")}
 
@@ -64,6 +67,13 @@ class Layers:
         if len(path) < 2 or not all(path):
             self.faults.append(f"{shown}: names no section and key; write {form}")
             return
+        value = _value(text)
+        bad = bad_value([*path, value]) or (
+            f"the key has {len(path)} parts; at most {MAX_DEPTH}" if len(path) > MAX_DEPTH else None
+        )
+        if bad is not None:
+            self.faults.append(f"{shown[:_SHOWN]}: {bad}")
+            return
         table = self.data
         for i, part in enumerate(path[:-1]):
             below = table.setdefault(part, {})
@@ -77,7 +87,7 @@ class Layers:
         key = ".".join(path)
         for old in [k for k in self.origins if k.startswith(f"{key}.")]:
             del self.origins[old]
-        table[path[-1]] = _value(text)
+        table[path[-1]] = value
         self.origins[key], self.written[key] = origin, text
         self._resolve(tuple(p for p in _PATHS if p == path), Path.cwd())
 
@@ -95,7 +105,7 @@ class Layers:
                 continue
             path = folder / os.path.expanduser(value)
             # a bare name that is no file here is the name of an imported model
-            if os.sep in value or path.exists() or (section, key) != ("model", "path"):
+            if os.sep in value or os.path.exists(path) or (section, key) != ("model", "path"):
                 self.data[section][key] = str(path)
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from enginebay.config._bounds import MAX_CONFIG_BYTES, bad_value
 from enginebay.config._explain import fault_path
 from enginebay.config._faults import faults_of, refuse
 from enginebay.config._layers import Layers
 from enginebay.config._models import EngineConfig
-from enginebay.errors import ConfigError
+from enginebay.errors import ConfigError, one_line
 
 _IN_CODE = "the config given in code"
 
@@ -55,10 +56,10 @@ def load(
     file = "the config" if path is None else str(path)
     layers = Layers()
     if isinstance(path, Mapping):
-        layers.put_file(path, _IN_CODE, Path.cwd())
+        layers.put_file(_checked(path, _IN_CODE), _IN_CODE, Path.cwd())
         path = None
     elif path is not None:
-        layers.put_file(_read(path), file, Path(os.path.abspath(path)).parent)
+        layers.put_file(_checked(_read(path), file), file, Path(os.path.abspath(path)).parent)
     layers.put_environment(os.environ if environ is None else environ)
     layers.put_sets(sets)
     try:
@@ -68,6 +69,12 @@ def load(
         raise  # a validation error without a fault cannot be
     refuse(layers.faults)
     return Resolved(config=config, origins=layers.origins, file=file)
+
+
+def _checked(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if (bad := bad_value(table)) is not None:
+        raise ConfigError(f"{where}: {bad}")
+    return table
 
 
 def _validate(layers: Layers) -> EngineConfig:
@@ -84,7 +91,11 @@ def _validate(layers: Layers) -> EngineConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_bytes().decode()
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_CONFIG_BYTES + 1)
+        if len(raw) > MAX_CONFIG_BYTES:
+            raise ConfigError(f"config file {path} has more than {MAX_CONFIG_BYTES >> 10} KiB")
+        text = raw.decode()
     except FileNotFoundError:
         raise ConfigError(
             f"there is no config file {path}: name one that exists, or none to run with the defaults "
@@ -96,14 +107,15 @@ def _read(path: Path) -> dict[str, Any]:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}, line {line}: not UTF-8 text (byte 0x{error.object[error.start]:02x})") from None
     try:
-        return tomllib.loads(text.replace("\r\n", "\n"))
+        table = tomllib.loads(text.replace("\r\n", "\n"))
     except tomllib.TOMLDecodeError as error:
         said = re.fullmatch(r"(?s)(.*) \(at (?:(line \d+, column \d+)|(end of document))\)", str(error))
         if said is None:
-            raise ConfigError(f"{path}: {error}") from None
+            raise ConfigError(one_line(f"{path}: {error}")) from None
         where = said[2] or f"line {text.count(chr(10)) + 1}, at the end"
-        raise ConfigError(f"{path}, {where}: not TOML: {said[1]}") from None
+        raise ConfigError(one_line(f"{path}, {where}: not TOML: {said[1]}")) from None
     except RecursionError:
         raise ConfigError(f"{path}: tables or lists are nested too deeply") from None
     except ValueError as error:  # an integer of more digits than Python reads
         raise ConfigError(f"{path}: {error}") from None
+    return table

@@ -183,9 +183,9 @@ class DeadlinesConfig(Section):
 class EngineSection(Section):
     """``[engine]``: the step loop."""
 
-    batch_invariant: Annotated[bool, Field(description="Same bits whatever the batch; this version refuses it.")] = (
-        False
-    )
+    batch_invariant: Annotated[
+        bool, Field(description="A request's bits do not depend on the batch, on chunks or on a restart; slower.")
+    ] = False
 
 
 class TelemetryConfig(Section):

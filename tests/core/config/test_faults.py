@@ -83,6 +83,28 @@ def test_each_fault_has_its_own_origin(tmp_path: Path) -> None:  # P4
             "parallel.tensor_parallel=2",
             (f"--set: [parallel] tensor_parallel: unknown key. Did you mean 'tensor_parallel_size'? {PARALLEL}"),
         ),
+        (
+            "model.tp=2",
+            (
+                "--set: [model] tp: unknown key. Did you mean [parallel] tensor_parallel_size? "
+                "Known keys: path, served_model_name, tokenizer, dtype, seed, max_model_len"
+            ),
+        ),
+        (
+            "cache.swap_space=4",
+            (
+                "--set: [cache] swap_space: unknown key. vLLM's flag of that name has no key here: "
+                f"a preempted request is computed again, and nothing is swapped. {CACHE}"
+            ),
+        ),
+        (
+            "model.trust-remote-code=true",
+            (
+                "--set: [model] trust-remote-code: unknown key. vLLM's flag of that name has no key here: refused: "
+                "enginebay runs no code that comes with a model. "
+                "Known keys: path, served_model_name, tokenizer, dtype, seed, max_model_len"
+            ),
+        ),
         ("schedular.use=fcfs", f"--set: [schedular]: unknown section. Did you mean 'scheduler'? {SECTIONS}"),
         ("speculation.use=off", f"--set: [speculation]: unknown section. It is not in this version. {SECTIONS}"),
         ("scheduler.use.x=1", "--set scheduler.use.x: scheduler.use is a value, and no table"),
@@ -107,9 +129,9 @@ def test_keys_outside_of_any_section(tmp_path: Path) -> None:  # P4
 
 def test_suggestions_name_what_exists() -> None:
     """No suggestion for a foreign key leads to a key that is not there."""
-    from enginebay.config import _faults
+    from enginebay.config import _faults, _vllm_flags
 
-    for foreign, target in _faults._FOREIGN.items():
+    for foreign, target in _vllm_flags.FOREIGN_KEYS.items():
         section, _, key = target.partition(".")
         assert section in EngineConfig.model_fields, foreign
         assert key in _faults.known_keys(section), foreign
