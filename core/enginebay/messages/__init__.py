@@ -34,6 +34,7 @@ from enginebay.messages._requests import (
     FinishReason,
     RequestOutput,
     SamplingParams,
+    TokenLogprob,
     Usage,
 )
 from enginebay.messages._steps import (
@@ -41,6 +42,7 @@ from enginebay.messages._steps import (
     GrammarOutput,
     ModelRunnerOutput,
     NewRequest,
+    PromptLogprobs,
     ResumedRequest,
     RunningRequest,
     SchedulerOutput,
@@ -85,6 +87,7 @@ __all__ = [
     "NewRequest",
     "PluginIdentity",
     "PluginsLoaded",
+    "PromptLogprobs",
     "RankPlace",
     "RankReply",
     "Replies",
@@ -101,6 +104,7 @@ __all__ = [
     "StartPayload",
     "StepReport",
     "StepResult",
+    "TokenLogprob",
     "Usage",
     "WorkerFailure",
     "WorkerInfo",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from enginebay.messages._requests import FinishReason, SamplingParams
+from enginebay.messages._requests import FinishReason, SamplingParams, TokenLogprob
 
 
 class NewRequest(Struct, frozen=True, kw_only=True):
@@ -81,15 +81,27 @@ class GrammarOutput(Struct, frozen=True, kw_only=True):
     words_per_row: int = 0
 
 
+class PromptLogprobs(Struct, frozen=True, kw_only=True):
+    """Log-probabilities of one request's prompt tokens at positions ``start``, ``start + 1``, …"""
+
+    start: int
+    entries: tuple[TokenLogprob, ...] = ()
+
+
 class ModelRunnerOutput(Struct, frozen=True, kw_only=True):
     """What the runner drew: ``sampled_token_ids[i]`` belongs to ``request_ids[i]``; empty for a partial prefill.
 
     ``faults`` maps a request id to what went wrong with it alone (NaN logits, say): it fails, the step stands.
+    ``logprobs`` has, for each request that asked, one entry per token drawn. ``prompt_logprobs`` has, for each request
+    that asked (its choice 0), what this step computed of them: entry i belongs to the prompt token at position
+    ``start + i``, and of a step that computes tokens from ``c`` on ``start`` is ``c + 1``.
     """
 
     request_ids: tuple[str, ...] = ()
     sampled_token_ids: tuple[tuple[int, ...], ...] = ()
     faults: dict[str, str] = field(default_factory=dict)
+    logprobs: dict[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, PromptLogprobs] = field(default_factory=dict)
     annex: dict[str, bytes] = field(default_factory=dict)
 
 

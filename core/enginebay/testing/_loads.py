@@ -25,6 +25,8 @@ def make_request(
     salt: str = "",
     adapter: str = "",
     request_id: str | None = None,
+    choice: int = 0,
+    prompt_logprobs: int | None = None,
 ) -> EngineRequest:
     """Request ``number`` (its id is ``r<number>``), with a prompt of so many tokens of its own, or of these."""
     if isinstance(prompt, int):
@@ -32,7 +34,7 @@ def make_request(
     return EngineRequest(
         request_id=f"r{number}" if request_id is None else request_id,
         prompt_token_ids=prompt,
-        params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos),
+        params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=prompt_logprobs),
         seed=number,
         arrival=float(number),
         arrival_number=number,
@@ -42,6 +44,7 @@ def make_request(
         deadline=deadline,
         cache_salt=salt,
         adapter=adapter,
+        choice=choice,
     )
 
 

@@ -14,10 +14,12 @@ from enginebay.interfaces import AsyncModelRunnerOutput, ModelRunner
 from enginebay.messages import (
     ModelRunnerOutput,
     NewRequest,
+    PromptLogprobs,
     ResumedRequest,
     RunningRequest,
     SamplingParams,
     SchedulerOutput,
+    TokenLogprob,
 )
 
 __all__ = ["RunnerDriver"]
@@ -43,7 +45,10 @@ class _Request:
 
 
 class RunnerDriver:
-    """One runner and the requests on it. ``shuffle`` deals the blocks out in a random order of that seed."""
+    """One runner and the requests on it. ``shuffle`` deals the blocks out in a random order of that seed.
+
+    ``faults``, ``logprobs`` and ``prompt_logprobs`` collect what the runner told of each request, in order.
+    """
 
     def __init__(
         self,
@@ -60,6 +65,8 @@ class RunnerDriver:
         self.block_size = block_size
         self.requests: dict[str, _Request] = {}
         self.faults: dict[str, str] = {}
+        self.logprobs: dict[str, list[TokenLogprob]] = {}
+        self.prompt_logprobs: dict[str, list[PromptLogprobs]] = {}
         self._free = [list(range(num_blocks)) for _ in range(groups)]
         if shuffle is not None:
             for group in self._free:
@@ -195,6 +202,10 @@ class RunnerDriver:
             f"the runner answered for {list(output.request_ids)}, scheduled were {list(counts)}"
         )
         self.faults.update(output.faults)
+        for request_id, entries in output.logprobs.items():
+            self.logprobs.setdefault(request_id, []).extend(entries)
+        for request_id, chunk in output.prompt_logprobs.items():
+            self.prompt_logprobs.setdefault(request_id, []).append(chunk)
         drawn = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
         for request_id, count in counts.items():
             request = self.requests[request_id]

@@ -37,6 +37,7 @@ def start_runner(
     kind: str = "cpu",
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
+    batch_invariant: bool = False,
 ) -> Iterator[StartedRunner]:
     """Load the runner by its installed name, take it through the worker's order, and close it at the end."""
     loaded = PluginHost().load_runner(name, dict(options or {}))
@@ -54,6 +55,7 @@ def start_runner(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         seed=0,
+        batch_invariant=batch_invariant,
     )
     runner = plugin.factory(context)
     try:

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from enginebay.errors import RequestTooLong
 from enginebay.interfaces import BatchConstraints, Policy, SchedulerContext, SchedulerLimits, SchedulerPlugin
 from enginebay.kvcache import KVCacheManager
-from enginebay.messages import EngineRequest
+from enginebay.messages import EngineRequest, SchedulerOutput
 from enginebay.plugins import PluginHost
 from enginebay.scheduling import MechanicsScheduler, check_fits
 from enginebay.testing._loads import Load, make_limits, make_request, random_load
@@ -155,6 +156,20 @@ class SchedulerSuite:
             committed = tuple(expected_tokens(request, 256)[:number])
             loop.add(make_request(number, 9, max_tokens=12, committed=committed))
         loop.run()
+
+    def test_what_a_request_says_of_itself_reaches_the_runner(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+        """The number of the choice is sent along; who wants the prompt's log-probabilities starts at token 0."""
+        loop = self.small(loaded)
+        prompt = tuple(range(100, 116))
+        loop.add(make_request(0, prompt))
+        loop.run()
+        loop.add(make_request(1, prompt, choice=2), make_request(2, prompt, prompt_logprobs=0))
+        loop.run()
+        steps = [msgspec.msgpack.decode(step, type=SchedulerOutput) for step in loop.schedules]
+        news = {new.request_id: new for step in steps for new in step.new}
+        assert news["r1"].choice == 2, "the runner is not told which choice it draws for (NewRequest.choice)"
+        start = news["r2"].num_computed_tokens
+        assert start == 0, f"r2 asks for the prompt's log-probabilities, and {start} tokens of it are not computed"
 
     def test_preempt_all_keeps_what_was_put_out(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
         """After ``preempt_all`` every block is free, and everything finishes with the same tokens."""

@@ -7,7 +7,8 @@ one asked for, or for another device, is copied, one at a time. No code of the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,23 @@ import torch
 
 from enginebay.errors import ModelError
 from enginebay.models import check_layers, check_weights, one_line, read_config, weight_files
+from enginebay.worker.buffers import recreate_buffers
+from enginebay.worker.names import ExpertStacks, Place, find_place
 
 __all__ = ["load_causal_lm", "map_tensors", "torch_dtype"]
 
-_LEGACY_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
+_LEGACY_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+)
 """Buffers that old checkpoints carry and that the module makes itself."""
 _DTYPES = ("BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 """What safetensors calls the types that hold weights as they are; others need a rule to become numbers."""
+_EXPERTS = "grouped_mm"
+"""How transformers multiplies by experts: all tokens of an expert at once."""
 _MAX_DETAIL = 400
 
 
@@ -59,37 +70,89 @@ def load_causal_lm(folder: Path, *, architecture: str, dtype: str, device: str, 
     missing, too many, or of another shape or type.
     """
     headers = {name: entry for name, entry in check_weights(folder).items() if not name.endswith(_LEGACY_SUFFIXES)}
-    _check_dtypes(folder, headers)
     model = _build_on_meta(folder, architecture, attention, len(headers))
-    _check_shapes(folder, model, headers)
-    wanted, target = torch_dtype(dtype), torch.device(device)
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in map_tensors(folder):
-        if name.endswith(_LEGACY_SUFFIXES):
-            continue
-        # a no-op, hence still the mapped file, unless dtype or device differ
-        state[name] = tensor.to(device=target, dtype=wanted if tensor.is_floating_point() else None)
+    own = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
+    places = _find_places(model, own, headers)
+    headers = {name: entry for name, entry in headers.items() if name in places}
+    _check_dtypes(folder, headers)
+    _check_shapes(folder, own, places, headers)
+    if unexpected := sorted(name for name, place in places.items() if place is None):
+        raise ModelError(
+            one_line(f"{folder}: {len(unexpected)} weights have no place in {architecture}: {_some(unexpected)}; ")
+            + "config.json and the weights do not belong together"
+        )
+    target = torch.device(device)
+    state = _read(folder, model, own, places, torch_dtype(dtype), target)
     _drop_tied_copies(model, state, folder)
     try:
-        _, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        model.load_state_dict(state, strict=False, assign=True)
     except RuntimeError as error:  # what the headers do not show
         raise ModelError(f"{folder}: the weights do not fit config.json: {_detail(error)}") from error
     state.clear()
     model.tie_weights()
-    _recreate_buffers(model, target, folder)
+    recreate_buffers(model, target, folder)
     missing = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     if missing:
         raise ModelError(
             one_line(f"{folder}: {len(missing)} weights that {architecture} needs are missing: {_some(missing)}")
         )
-    if unexpected:
-        raise ModelError(
-            one_line(f"{folder}: {len(unexpected)} weights have no place in {architecture}: {_some(unexpected)}; ")
-            + "config.json and the weights do not belong together"
-        )
     model.eval()
     model.requires_grad_(requires_grad=False)
     return model
+
+
+def _find_places(model: Any, own: Mapping[str, torch.Size], names: Iterable[str]) -> dict[str, Place | None]:
+    """Where each weight of the file goes, without those that the class says it has no use for; None: nowhere."""
+    useless = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    places = {name: find_place(name, own, model.base_model_prefix) for name in names}
+    return {
+        name: place
+        for name, place in places.items()
+        if place is not None or not any(pattern.search(name) for pattern in useless)
+    }
+
+
+def _read(
+    folder: Path,
+    model: Any,
+    own: Mapping[str, torch.Size],
+    places: Mapping[str, Place | None],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The module's weights by its own names: mapped where they can stay as they are, stacked where they are merged."""
+    kept = _kept_in_float32(model, dtype)
+    state: dict[str, torch.Tensor] = {}
+    stacks = ExpertStacks()
+    for name, tensor in map_tensors(folder):
+        place = places.get(name)
+        if place is None:
+            continue
+        wanted = torch.float32 if kept is not None and kept.search(place.name) else dtype
+        if place.expert is not None:
+            stacks.put(place, tensor, own[place.name], wanted, device)
+        else:
+            if place.name in state:
+                raise ModelError(_twice(folder, name, place.name))
+            # a no-op, hence still the mapped file, unless dtype or device differ
+            state[place.name] = tensor.to(device=device, dtype=wanted if tensor.is_floating_point() else None)
+    if lacking := stacks.missing():
+        raise ModelError(
+            one_line(f"{folder}: {len(lacking)} stacks of experts are not whole: the file lacks {_some(lacking)}")
+        )
+    return state | stacks.stacks
+
+
+def _twice(folder: Path, name: str, place: str) -> str:
+    return one_line(f"{folder}: {name} is {place} under another name, and the file has both; which of them counts?")
+
+
+def _kept_in_float32(model: Any, dtype: torch.dtype) -> re.Pattern[str] | None:
+    """The weights that transformers keeps in float32 at this dtype; None: no weight."""
+    names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ()) if dtype != torch.float32 else set()
+    if dtype == torch.float16:
+        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return re.compile("|".join(rf"(?:^|\.){re.escape(name)}(?:$|\.)" for name in sorted(names))) if names else None
 
 
 def _build_on_meta(folder: Path, architecture: str, attention: str, num_tensors: int) -> Any:
@@ -108,6 +171,8 @@ def _build_on_meta(folder: Path, architecture: str, attention: str, num_tensors:
         config = model_class.config_class.from_pretrained(folder, local_files_only=True)
         check_layers(path, config.num_hidden_layers, num_tensors)  # under whatever name the file has it
         config._attn_implementation = attention
+        if model_class._can_set_experts_implementation():
+            config._experts_implementation = _EXPERTS
         with torch.device("meta"):
             return model_class(config)
     except (ModelError, MemoryError):
@@ -124,12 +189,17 @@ def _check_dtypes(folder: Path, headers: Mapping[str, Mapping[str, Any]]) -> Non
         )
 
 
-def _check_shapes(folder: Path, model: Any, headers: Mapping[str, Mapping[str, Any]]) -> None:
-    own = {name: list(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
+def _check_shapes(
+    folder: Path,
+    own: Mapping[str, torch.Size],
+    places: Mapping[str, Place | None],
+    headers: Mapping[str, Mapping[str, Any]],
+) -> None:
+    wanted = {name: place.shape(own[place.name]) for name, place in places.items() if place is not None}
     odd = [
-        f"{name} is {entry['shape']} instead of {own[name]}"
+        f"{name} is {entry['shape']} instead of {wanted[name]}"
         for name, entry in headers.items()
-        if name in own and entry["shape"] != own[name]
+        if name in wanted and entry["shape"] != wanted[name]
     ]
     if odd:
         raise ModelError(one_line(f"{folder}: the weights do not fit config.json: {_some(odd)}"))
@@ -154,21 +224,6 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
     return torch.equal(one, other)
-
-
-def _recreate_buffers(model: Any, target: torch.device, folder: Path) -> None:
-    """Make anew what no file holds: a meta build leaves the frequencies of rotary embeddings without values."""
-    for name, module in model.named_modules():
-        own = [key for key, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
-        if not own:
-            continue
-        if "RotaryEmbedding" not in type(module).__name__:
-            raise ModelError(f"{name} ({type(module).__name__}) has buffers that no file holds: {_some(own)}")
-        made = dict(type(module)(module.config).named_buffers(recurse=False))
-        for key in own:
-            if not torch.isfinite(made[key]).all():
-                raise ModelError(f"{folder / 'config.json'}: its rope settings give frequencies that are not finite")
-            module._buffers[key] = made[key].to(target)
 
 
 def _detail(error: Exception) -> str:

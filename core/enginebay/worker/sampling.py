@@ -1,118 +1,145 @@
-"""Draws one token per row of logits: greedy, temperature, top-k, top-p, each row with its own parameters.
+"""Draws one token per row of logits, each row with its own parameters, and tells its log-probability where asked.
 
-A random draw is ``argmax(masked logits / temperature + noise)`` with the keyed noise of ``enginebay.worker.noise``.
+The order is fixed: penalties, bias, bans (``penalties``, ``masks``); then the largest, or of a random row
+``argmax(scores / temperature + noise)`` among what the filters left (``filters``), with the keyed noise of ``noise``.
+Log-probabilities are those of the logits as they came (``logprobs``).
 Every row is treated alone, so a row's token does not depend on the rest of the batch. Ties go to the lowest token id.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from enginebay.messages import SamplingParams
+from enginebay.messages import SamplingParams, TokenLogprob
+from enginebay.worker.filters import kept_tokens
+from enginebay.worker.logprobs import token_logprob, unusable
+from enginebay.worker.masks import add_bias, ban, banned_tokens, wants_bans
 from enginebay.worker.noise import draw_key, gumbel_noise
+from enginebay.worker.penalties import penalize, wants_penalties
 
-__all__ = ["Draw", "Drawn", "draw_tokens", "kept_tokens"]
-
-_FIRST_LOOK = 1024
-"""How many of the best tokens are looked at first for a nucleus."""
+__all__ = ["Draw", "Drawn", "draw_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one row's draw depends on, beside its logits. ``position`` is the index that the token will have."""
+    """What one row's draw depends on, beside its logits.
+
+    ``token_ids`` is everything known of the row, prompt and answer, of which the first ``num_prompt_tokens`` are the
+    prompt; ``eos_token_ids`` are the model's.
+    """
 
     params: SamplingParams
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
     seed: int = 0
     choice: int = 0
-    position: int = 0
+    eos_token_ids: Sequence[int] = ()
+
+    @property
+    def position(self) -> int:
+        """The index that the token will have, prompt included."""
+        return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token id per row, and what went wrong with the rows that have none (their token is None)."""
+    """One token id per row, and what went wrong with the rows that have none (their token is None).
+
+    ``logprobs`` has an entry for each row that asked for it and drew a token.
+    """
 
     token_ids: list[int | None]
     faults: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
 
 
 def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
     """Draw a token for each row of ``logits`` ``[len(draws), vocab_size]`` (any float dtype, any device).
 
-    A row without a largest finite logit (NaN, infinite, or nothing left) is a fault of that row alone.
+    A row without a largest finite logit (NaN, infinite, or every token banned) is a fault of that row alone.
     """
     assert logits.ndim == 2, f"logits have shape {tuple(logits.shape)}"
     assert len(draws) == len(logits), f"{len(draws)} draws for {len(logits)} rows of logits"
     if not draws:
         return Drawn([])
-    best = logits.argmax(dim=-1)  # of equal ones the first; a NaN counts as the largest
-    peaks = logits.gather(1, best.unsqueeze(1)).squeeze(1).float().tolist()
-    tokens: list[int | None] = [*best.tolist()]
-    faults: dict[int, str] = {}
-    for row, (peak, draw) in enumerate(zip(peaks, draws, strict=True)):
-        if not math.isfinite(peak):
-            tokens[row] = None
-            faults[row] = _fault(peak, draw.position)
-        elif draw.params.temperature > 0:
-            tokens[row] = _draw_random(logits[row], draw)
-    return Drawn(tokens, faults)
+    best = _largest(logits)
+    peaks = logits.gather(1, best.unsqueeze(1)).squeeze(1).double().tolist()
+    tokens: list[int] = best.tolist()
+    drawn = Drawn([*tokens])
+    for row, (peak, token, draw) in enumerate(zip(peaks, tokens, draws, strict=True)):
+        fault = _fault_of_model(peak, draw.position)
+        if fault is None and (draw.params.temperature > 0 or _changes_logits(draw)):
+            scores = _scores(logits[row], draw)
+            highest = float(scores.max())
+            fault = _fault_of_request(highest, draw.position)
+            if fault is None:
+                drawn.token_ids[row] = token = _choose(scores, highest, draw)
+        if fault is not None:
+            drawn.token_ids[row] = None
+            drawn.faults[row] = fault
+        elif draw.params.logprobs is not None:
+            drawn.logprobs[row] = token_logprob(logits[row], token, draw.params.logprobs)
+    return drawn
 
 
-def _fault(peak: float, position: int) -> str:
-    what = "NaN" if math.isnan(peak) else ("infinite" if peak > 0 else "all minus infinity")
-    return f"the model's logits for token {position} are {what}: no token can be drawn"
+def _fault_of_model(peak: float, position: int) -> str | None:
+    what = unusable(peak)
+    return None if what is None else f"the model's logits for token {position} are {what}: no token can be drawn"
 
 
-def _draw_random(logits: torch.Tensor, draw: Draw) -> int:
+def _fault_of_request(peak: float, position: int) -> str | None:
+    what = unusable(peak)
+    if what is None:
+        return None
+    if peak < 0:
+        return f"no token is left for token {position}: logit_bias, bad_words and min_tokens ban every one"
+    return f"penalties and logit_bias make the logits for token {position} {what}: no token can be drawn"
+
+
+def _largest(scores: torch.Tensor) -> torch.Tensor:
+    """The index of the largest along the last dimension: of equal ones the first. A NaN counts as the largest."""
+    if scores.device.type != "cpu":
+        return scores.argmax(dim=-1)
+    # on a CPU numpy looks at several numbers at a time, torch at one
+    wide = scores if scores.dtype.itemsize >= 4 else scores.float()
+    return torch.from_numpy(np.asarray(wide.numpy().argmax(axis=-1)))
+
+
+def _changes_logits(draw: Draw) -> bool:
     params = draw.params
-    # in float64 the division, the sum and the noise round so finely that no rounding decides a draw; the largest
-    # logit is taken off first, so that a tiny temperature overflows towards -inf only
-    scores = logits.double()
-    scores = (scores - scores.max()) / params.temperature
+    bans = wants_bans(params, draw.position - draw.num_prompt_tokens)
+    return bans or bool(params.logit_bias) or wants_penalties(params)
+
+
+def _scores(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """One row's scores: what penalties, bias and bans make of its logits, in float64."""
+    # in float64 the division, the sum and the noise round so finely that no rounding decides a draw
+    scores = logits.to(torch.float64, copy=True)
+    params, known, prompt = draw.params, draw.token_ids, draw.num_prompt_tokens
+    if wants_penalties(params):
+        penalize(scores, params, known, prompt)
+    if params.logit_bias:
+        add_bias(scores, params.logit_bias)
+    if wants_bans(params, len(known) - prompt):
+        ban(scores, banned_tokens(params, known, prompt, draw.eos_token_ids))
+    return scores
+
+
+def _choose(scores: torch.Tensor, highest: float, draw: Draw) -> int:
+    params = draw.params
+    if params.temperature == 0:
+        return int(_largest(scores))
+    # the largest score is taken off first, so that a tiny temperature overflows towards -inf only
+    scores = (scores - highest) / params.temperature
     key = draw_key(draw.seed, draw.choice, draw.position)
-    if params.top_k <= 0 and params.top_p >= 1.0:
+    if params.top_k <= 0 and params.min_p <= 0.0 and params.top_p >= 1.0:
         noise = torch.from_numpy(gumbel_noise(key, scores.numel()))
-        return int((scores + noise.to(scores.device)).argmax())
-    kept = kept_tokens(scores, params.top_k, params.top_p).sort().values  # by id, so that ties go to the lowest
+        return int(_largest(scores + noise.to(scores.device)))
+    kept = kept_tokens(scores, params.top_k, params.min_p, params.top_p)
+    kept = kept.sort().values  # by id, so that ties go to the lowest
     noise = torch.from_numpy(gumbel_noise(key, kept.cpu().numpy().astype(np.uint64)))
-    return int(kept[(scores[kept] + noise.to(scores.device)).argmax()])
-
-
-def kept_tokens(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Which ids of the ``[vocab_size]`` scores may be drawn, best first: the ``top_k`` best (0: all), then the nucleus.
-
-    The nucleus is the shortest beginning of the order whose probability reaches ``top_p``. The order is a stable sort
-    by falling score, so among equal scores lower ids come first. One token is always left.
-    """
-    size = scores.numel()
-    if 0 < top_k < size:
-        ids = _best(scores, top_k)[:top_k]
-        total = scores[ids].exp().sum()
-        return ids if top_p >= 1.0 else _nucleus(scores, ids, total, top_p)[0]
-    if top_p >= 1.0:
-        return _best(scores, size)
-    # a nucleus is mostly far smaller than the vocabulary, and sorting the whole of it costs more than all the rest
-    total = scores.exp().sum()
-    ids, whole = _nucleus(scores, _best(scores, min(size, _FIRST_LOOK)), total, top_p)
-    return ids if whole else _nucleus(scores, _best(scores, size), total, top_p)[0]
-
-
-def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The ids of at least the ``count`` best scores, in stable order; more when the last score is shared."""
-    if count >= scores.numel():
-        return torch.sort(scores, descending=True, stable=True).indices
-    least = scores.topk(count).values[-1]
-    ids = (scores >= least).nonzero().squeeze(1)
-    return ids[torch.sort(scores[ids], descending=True, stable=True).indices]
-
-
-def _nucleus(scores: torch.Tensor, ids: torch.Tensor, total: torch.Tensor, top_p: float) -> tuple[torch.Tensor, bool]:
-    """The beginning of ``ids`` that reaches ``top_p`` of ``total``, and whether it was reached."""
-    probabilities = scores[ids].exp() / total
-    reached = probabilities.cumsum(0)
-    keep = int((reached - probabilities < top_p).sum())
-    return ids[: max(1, keep)], bool(reached[-1] >= top_p)
+    return int(kept[_largest(scores[kept] + noise.to(scores.device))])

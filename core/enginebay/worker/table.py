@@ -11,13 +11,17 @@ from msgspec import Struct
 from enginebay.messages import (
     ModelRunnerOutput,
     NewRequest,
+    PromptLogprobs,
     ResumedRequest,
     RunningRequest,
     SamplingParams,
     SchedulerOutput,
+    TokenLogprob,
 )
 
 _NO_FAULTS: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_LOGPROBS: Final[Mapping[str, Sequence[TokenLogprob]]] = MappingProxyType({})
+_NO_PROMPT_LOGPROBS: Final[Mapping[str, PromptLogprobs]] = MappingProxyType({})
 
 
 class Row(Struct, kw_only=True, eq=False):
@@ -110,16 +114,22 @@ class RequestTable:
         return list(self._batch)
 
     def finish_step(
-        self, sampled: Mapping[str, Sequence[int]], faults: Mapping[str, str] = _NO_FAULTS
+        self,
+        sampled: Mapping[str, Sequence[int]],
+        faults: Mapping[str, str] = _NO_FAULTS,
+        *,
+        logprobs: Mapping[str, Sequence[TokenLogprob]] = _NO_LOGPROBS,
+        prompt_logprobs: Mapping[str, PromptLogprobs] = _NO_PROMPT_LOGPROBS,
     ) -> ModelRunnerOutput:
         """Remember the drawn tokens, and return the step's output for every request of it, in batch order.
 
         ``sampled`` maps request ids to the tokens drawn: none, one, or several; ``faults`` maps a request id to what
-        went wrong with it alone: its tokens are not kept.
+        went wrong with it alone: nothing else of it is kept. ``logprobs`` has one entry per token drawn of the requests
+        that asked, ``prompt_logprobs`` what the step computed of their prompts.
         """
         batch, self._batch = self._batch, []
         in_step = {scheduled.row.request_id for scheduled in batch}
-        for request_id in (*sampled, *faults):
+        for request_id in (*sampled, *faults, *logprobs, *prompt_logprobs):
             if request_id not in in_step:
                 raise self._fault(request_id, "got an answer and is not part of the step")
         request_ids, drawn = [], []
@@ -128,12 +138,19 @@ class RequestTable:
             token_ids = () if row.request_id in faults else tuple(sampled.get(row.request_id, ()))
             if token_ids and not scheduled.samples:
                 raise self._fault(row.request_id, f"drew {len(token_ids)} tokens in the middle of its known tokens")
+            told = len(logprobs.get(row.request_id, token_ids))
+            if told != len(token_ids) and row.request_id not in faults:
+                raise self._fault(row.request_id, f"got {told} log-probabilities for {len(token_ids)} tokens")
             row.num_computed_tokens += scheduled.num_tokens
             row.token_ids.extend(token_ids)
             request_ids.append(row.request_id)
             drawn.append(token_ids)
         return ModelRunnerOutput(
-            request_ids=tuple(request_ids), sampled_token_ids=tuple(drawn), faults=dict(faults) if faults else {}
+            request_ids=tuple(request_ids),
+            sampled_token_ids=tuple(drawn),
+            faults=dict(faults) if faults else {},
+            logprobs={k: tuple(entries) for k, entries in logprobs.items() if k not in faults},
+            prompt_logprobs={k: chunk for k, chunk in prompt_logprobs.items() if k not in faults},
         )
 
     def _add(self, new: NewRequest) -> Row:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from enginebay.interfaces import (
@@ -70,6 +71,21 @@ class Deaf(Whole):
 
     def finish_requests(self, request_ids: Sequence[str], status: FinishReason) -> None:
         pass
+
+
+class Choiceless(Whole):
+    """Does not say which choice it is."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        super().add_request(msgspec.structs.replace(request, choice=0))
+
+
+class Reusing(Whole):
+    """Takes what is cached, whoever asks."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        params = msgspec.structs.replace(request.params, prompt_logprobs=None)
+        super().add_request(msgspec.structs.replace(request, params=params))
 
 
 class Leaky(Whole):
@@ -163,6 +179,8 @@ def run(factory: Callable[[Context], Any], test: str, *, overlap: bool = False) 
         (Unbound, "test_constraint_on_mixing_is_kept_by_any_order", "and the bound is 1"),
         (Fickle, "test_same_inputs_same_schedule", "was scheduled in two ways"),
         (Forgiving, "test_longest_admitted_request_finishes_alone", "nothing is left, and the statistics say"),
+        (Choiceless, "test_what_a_request_says_of_itself_reaches_the_runner", "not told which choice"),
+        (Reusing, "test_what_a_request_says_of_itself_reaches_the_runner", "12 tokens of it are not computed"),
     ],
 )
 def test_each_fault_is_caught(factory: Callable[[Context], Any], test: str, message: str) -> None:

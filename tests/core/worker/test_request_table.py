@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from enginebay.messages import (
     ModelRunnerOutput,
     NewRequest,
+    PromptLogprobs,
     ResumedRequest,
     RunningRequest,
     SamplingParams,
     SchedulerOutput,
+    TokenLogprob,
 )
 from enginebay.worker import RequestTable, ScheduledRow
 
@@ -309,3 +311,39 @@ def test_answers_that_do_not_belong_to_the_step_are_named() -> None:
     table.begin_step(SchedulerOutput(step=4, new=(new(),), num_scheduled_tokens={"a": 2}))
     with pytest.raises(ValueError, match="request 'a' drew 1 tokens in the middle of its known tokens"):
         table.finish_step({"a": [1]})
+
+
+ENTRY = TokenLogprob(token_id=5, logprob=-0.5, rank=1)
+
+
+def test_log_probabilities_are_told_but_not_of_a_fault() -> None:
+    table = RequestTable()
+    step = SchedulerOutput(step=0, new=(new("a"), new("b")), num_scheduled_tokens={"a": 3, "b": 3})
+    table.begin_step(step)
+    prompt = PromptLogprobs(start=1, entries=(ENTRY, ENTRY))
+    result = table.finish_step(
+        {"a": [5], "b": [5]},
+        {"a": "logits are NaN"},
+        logprobs={"a": [ENTRY], "b": [ENTRY]},
+        prompt_logprobs={"a": prompt, "b": prompt},
+    )
+    assert result.logprobs == {"b": (ENTRY,)}
+    assert result.prompt_logprobs == {"b": prompt}
+
+
+@pytest.mark.parametrize("tokens", [[], [5, 6]])
+def test_as_many_log_probabilities_as_tokens(tokens: list[int]) -> None:
+    table = RequestTable()
+    table.begin_step(SchedulerOutput(step=4, new=(new(),), num_scheduled_tokens={"a": 3}))
+    message = f"^step 4 of generation 0: request 'a' got 1 log-probabilities for {len(tokens)} tokens$"
+    with pytest.raises(ValueError, match=message):
+        table.finish_step({"a": tokens}, logprobs={"a": [ENTRY]})
+
+
+@pytest.mark.parametrize("what", ["logprobs", "prompt_logprobs"])
+def test_log_probabilities_of_a_stranger_are_named(what: str) -> None:
+    table = RequestTable()
+    table.begin_step(SchedulerOutput(step=4, new=(new(),), num_scheduled_tokens={"a": 3}))
+    told = {"z": [ENTRY] if what == "logprobs" else PromptLogprobs(start=1)}
+    with pytest.raises(ValueError, match="request 'z' got an answer and is not part of the step"):
+        table.finish_step({}, **{what: told})  # type: ignore[arg-type]  # the method's own parameters

@@ -1,51 +1,93 @@
-"""A draw depends on its own logits, parameters and key, is distributed as it says, and breaks ties by the lowest id."""
+"""A draw depends on its own logits, parameters, tokens and key, and breaks ties by the lowest id."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginebay.messages import SamplingParams
 from enginebay.worker.noise import draw_key, gumbel_noise
-from enginebay.worker.sampling import Draw, draw_tokens, kept_tokens
+from enginebay.worker.sampling import Draw, draw_tokens
+from support import numpy_sampling
 
 VOCAB = 50
+EOS = (4, 11)
 
 
-def draw(seed: int = 0, position: int = 0, choice: int = 0, **params: Any) -> Draw:
-    return Draw(SamplingParams(**{"temperature": 1.0, **params}), seed, choice, position)
+def draw(seed: int = 0, position: int = 0, choice: int = 0, prompt: int = 0, **params: Any) -> Draw:
+    """A row whose tokens are 0, 1, 2 …, of which the first ``prompt`` are the prompt."""
+    return Draw(SamplingParams(**{"temperature": 1.0, **params}), range(position), prompt, seed, choice, EOS)
 
 
 def rows(count: int, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
+ids = st.integers(0, VOCAB - 1)
 draws = st.builds(
     draw,
     seed=st.integers(0, 2**64),
-    position=st.integers(0, 1000),
+    position=st.integers(0, 60),
     choice=st.integers(0, 3),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
     top_k=st.sampled_from([0, 1, 3, 49, 50, 51]),
+    min_p=st.sampled_from([0.0, 0.0, 0.013, 0.4, 1.0]),
     top_p=st.sampled_from([0.01, 0.5, 0.9, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.9]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 1.5]),
+    presence_penalty=st.sampled_from([0.0, 0.0, -1.0, 0.8]),
+    logit_bias=st.just({}) | st.dictionaries(ids, st.floats(-5, 5), max_size=4),
+    bad_words_token_ids=st.just(()) | st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple),
+    min_tokens=st.sampled_from([0, 0, 5]),
+    stop_token_ids=st.sampled_from([(), (7, 30)]),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, 0, 3, 20]),
 )
 
 
 @given(st.lists(draws, min_size=1, max_size=8), st.randoms())
 def test_a_draw_does_not_depend_on_the_batch_or_its_order(batch: list[Draw], random: Any) -> None:
     logits = rows(len(batch))
-    together = draw_tokens(logits, batch).token_ids
-    alone = [draw_tokens(logits[i : i + 1], [one]).token_ids[0] for i, one in enumerate(batch)]
-    assert together == alone
+    before = logits.clone()
+    together = draw_tokens(logits, batch)
+    assert torch.equal(logits, before), "the logits were written to"
+    alone = [draw_tokens(logits[i : i + 1], [one]) for i, one in enumerate(batch)]
+    assert together.token_ids == [one.token_ids[0] for one in alone]
+    assert together.logprobs == {i: one.logprobs[0] for i, one in enumerate(alone) if one.logprobs}
     order = list(range(len(batch)))
     random.shuffle(order)
-    assert draw_tokens(logits[order], [batch[i] for i in order]).token_ids == [together[i] for i in order]
+    turned = draw_tokens(logits[order], [batch[i] for i in order])
+    assert turned.token_ids == [together.token_ids[i] for i in order]
+    assert turned.logprobs == {place: together.logprobs[i] for place, i in enumerate(order) if i in together.logprobs}
+
+
+@settings(max_examples=300)
+@given(draws, st.integers(0, 60), st.integers(0, 2**32 - 1))
+def test_it_is_what_the_definitions_say(one: Draw, prompt: int, seed: int) -> None:
+    """Everything at once, in the fixed order, against numpy: the greedy token, or argmax with the keyed noise."""
+    known = np.random.default_rng(seed).integers(0, VOCAB, len(one.token_ids)).tolist()
+    prompt = min(prompt, len(known))
+    one = replace(one, token_ids=known, num_prompt_tokens=prompt)
+    logits = rows(1, seed=seed)
+    raw, params = logits[0].double().tolist(), one.params
+    scores = numpy_sampling.shaped(raw, params, known[:prompt], known[prompt:], EOS)
+    if params.temperature > 0:
+        scores = scores / params.temperature
+        allowed = numpy_sampling.kept(scores.tolist(), params.top_k, params.min_p, params.top_p)
+        noisy = np.full(VOCAB, -math.inf)
+        noise = gumbel_noise(draw_key(one.seed, one.choice, len(known)), VOCAB)
+        noisy[allowed] = (scores - scores.max() + noise)[allowed]
+        scores = noisy
+    drawn = draw_tokens(logits, [one])
+    assert drawn.token_ids == [int(np.argmax(scores))]
+    assert list(drawn.logprobs) == ([] if params.logprobs is None else [0])
 
 
 @given(st.integers(0, 2**64), st.integers(0, 1000))
@@ -73,74 +115,6 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     )
 
 
-def chi_square(logits: torch.Tensor, probabilities: torch.Tensor, count: int, **params: Any) -> tuple[float, int]:
-    """The statistic of ``count`` draws at positions 0, 1, 2 …, and its degrees of freedom."""
-    drawn = draw_tokens(logits.expand(count, -1), [draw(11, i, **params) for i in range(count)]).token_ids
-    seen = torch.bincount(torch.tensor(drawn), minlength=len(probabilities)).double()
-    expected = probabilities.double() * count
-    assert (seen[expected == 0] == 0).all(), "a token that may not be drawn was drawn"
-    possible = expected > 0
-    return float(((seen - expected)[possible] ** 2 / expected[possible]).sum()), int(possible.sum()) - 1
-
-
-@pytest.mark.parametrize(
-    "params", [{}, {"temperature": 0.5}, {"temperature": 3.0}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 8, "top_p": 0.7}]
-)
-def test_the_distribution_is_right(params: dict[str, Any]) -> None:
-    logits = rows(1, vocab=12, seed=3)[0]
-    scaled = logits.double() / params.get("temperature", 1.0)
-    allowed = naive_kept(scaled.tolist(), params.get("top_k", 0), params.get("top_p", 1.0))
-    mask = torch.full((12,), -math.inf, dtype=torch.float64)
-    mask[allowed] = 0.0
-    statistic, freedom = chi_square(logits, torch.softmax(scaled + mask, 0), 6000, **params)
-    # mean + 4 standard deviations of chi-square: wrong by chance less than once in a thousand; the seed is fixed
-    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
-
-
-def test_the_chi_square_test_can_fail() -> None:
-    logits = rows(1, vocab=12, seed=3)[0]
-    statistic, freedom = chi_square(logits, torch.softmax(logits / 1.2, 0), 6000)
-    assert statistic > freedom + 4 * math.sqrt(2 * freedom)
-
-
-def naive_kept(scores: list[float], top_k: int, top_p: float) -> list[int]:
-    """Which ids may be drawn, best first, read off the definition."""
-    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    if top_k > 0:
-        order = order[:top_k]
-    if top_p >= 1.0:
-        return order
-    weights = [math.exp(scores[i] - max(scores)) for i in order]
-    kept, reached = [], 0.0
-    for i, weight in zip(order, weights, strict=True):
-        if kept and reached >= top_p:
-            break
-        kept.append(i)
-        reached += weight / sum(weights)
-    return kept
-
-
-@given(
-    st.lists(st.sampled_from([-math.inf, -3.0, -1.5, -1.0, -0.25, 0.0]), min_size=1, max_size=60),
-    st.integers(0, 70),
-    st.sampled_from([0.03, 0.11, 0.37, 0.61, 0.93, 1.0]),
-)
-def test_kept_tokens_equal_the_naive_reading(scores: list[float], top_k: int, top_p: float) -> None:
-    """Many equal scores, so that ties stand on the border."""
-    scores = [*scores, 0.0]  # the largest score is 0, as the sampler makes it
-    kept = kept_tokens(torch.tensor(scores, dtype=torch.float64), top_k, top_p).tolist()
-    assert kept == naive_kept(scores, top_k, top_p)
-
-
-@pytest.mark.parametrize("spread", [0.001, 0.5, 6.0])
-@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999])
-def test_a_nucleus_of_a_large_vocabulary(spread: float, top_p: float) -> None:
-    """Flat distributions reach beyond the first look at the best tokens; peaked ones end before it."""
-    scores = rows(1, vocab=5000, seed=5)[0].double() * spread
-    scores = scores - scores.max()
-    assert kept_tokens(scores, 0, top_p).tolist() == naive_kept(scores.tolist(), 0, top_p)
-
-
 def test_faults_are_the_rows_own() -> None:
     logits = rows(5)
     logits[0, 3] = math.nan
@@ -156,6 +130,66 @@ def test_faults_are_the_rows_own() -> None:
         3: "the model's logits for token 13 are all minus infinity: no token can be drawn",
     }
     assert drawn.token_ids[1] == draw_tokens(logits[1:2], batch[1:2]).token_ids[0]
+
+
+def test_a_row_with_every_token_banned_is_its_own_fault() -> None:
+    logits = rows(3, vocab=5)
+    every = tuple((token,) for token in range(5))
+    batch = [draw(0, 9, bad_words_token_ids=every), draw(0, 9), draw(0, 9, temperature=0.0, bad_words_token_ids=every)]
+    drawn = draw_tokens(logits, batch)
+    message = "no token is left for token 9: logit_bias, bad_words and min_tokens ban every one"
+    assert drawn.faults == {0: message, 2: message}
+    assert drawn.token_ids == [None, draw_tokens(logits[1:2], batch[1:2]).token_ids[0], None]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_numbers_that_overflow_are_the_rows_own_fault(temperature: float) -> None:
+    logits = torch.tensor([[3.0, 1.0, 2.0]] * 2)
+    huge: dict[str, Any] = {"repetition_penalty": 1e-320, "temperature": temperature}
+    batch = [draw(0, 3, **huge), draw(0, 3, temperature=temperature, logit_bias={2: -1.7e308}, frequency_penalty=2.0)]
+    drawn = draw_tokens(logits, batch)
+    assert drawn.faults == {
+        0: "penalties and logit_bias make the logits for token 3 infinite: no token can be drawn",
+    }
+    assert drawn.token_ids[1] in (0, 1)
+
+
+def test_a_fault_has_no_logprobs() -> None:
+    logits = torch.full((1, 4), math.nan)
+    assert draw_tokens(logits, [draw(logprobs=2)]).logprobs == {}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("generated", [0, 2, 3])
+def test_min_tokens_masks_eos_and_stop_tokens(temperature: float, generated: int) -> None:  # S8
+    """Until so many tokens are generated, and never a token longer; not even a bias lifts the mask."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 4] = 1000.0  # eos
+    logits[0, 30] = 500.0  # the stop token
+    logits[0, 9] = 250.0
+
+    def token(**params: Any) -> int | None:
+        params |= {"temperature": temperature, "stop_token_ids": (30,), "min_tokens": 3}
+        return draw_tokens(logits, [draw(1, 5 + generated, prompt=5, **params)]).token_ids[0]
+
+    below = generated < 3
+    assert token() == (9 if below else 4)
+    assert token(logit_bias={4: 100.0, 30: 100.0}) == (9 if below else 4)
+    assert token(ignore_eos=True) == 4  # ignored, not forbidden
+    logits[0, 4] = 0.0
+    assert token(ignore_eos=True) == (9 if below else 30)
+
+
+def test_choices_repeat_and_differ() -> None:
+    """The same seed gives the same choices again, and four choices of a request are four answers."""
+    logits = rows(1).expand(4, -1)
+
+    def answers(seed: int) -> list[tuple[int | None, ...]]:
+        drawn = [draw_tokens(logits, [draw(seed, at, choice) for choice in range(4)]).token_ids for at in range(20)]
+        return list(zip(*drawn, strict=True))
+
+    assert answers(5) == answers(5)
+    assert len({*answers(5), *answers(6)}) == 8
 
 
 def test_an_empty_batch() -> None:

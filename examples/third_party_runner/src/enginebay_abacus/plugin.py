@@ -26,7 +26,7 @@ def enginebay_register_runners() -> list[RunnerPlugin[NoOptions]]:
             name="abacus",
             summary="Reckons tokens from the KV cache without a model, and checks every block that it touches.",
             factory=_make,
-            capabilities=RunnerCapabilities(devices=("cpu",), features=frozenset({"seed"})),
+            capabilities=RunnerCapabilities(devices=("cpu",), features=frozenset({"n", "seed"})),
             device=_device,
             requires_modules={"numpy": "numpy"},
             preference=-1000,
