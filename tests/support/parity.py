@@ -71,8 +71,9 @@ class Reference:
         import transformers
 
         self._torch = torch
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int, float]]] = {}
+        self._generated: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
     def compare(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Verdict:
         """Teacher-forced: at every position the answer's token is the greedy one after all tokens before it.
@@ -96,7 +97,7 @@ class Reference:
             torch = self._torch
             with torch.inference_mode():
                 ids = torch.tensor([[*prompt, *answer[:-1]]])
-                logits = self._model(input_ids=ids, use_cache=False, logits_to_keep=len(answer)).logits[0]
+                logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=len(answer)).logits[0]
             best = logits.argmax(-1)
             self._known[prompt, answer] = [
                 (position, int(best[position]), float(logits[position, best[position]] - logits[position, token]))
@@ -107,16 +108,18 @@ class Reference:
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """What ``generate`` itself answers greedily, eos ignored."""
-        torch = self._torch
-        with torch.inference_mode():
-            ids = torch.tensor([list(prompt)])
-            out = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=max_new_tokens,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        answer: list[int] = out[0, len(prompt) :].tolist()
-        return answer
+        key = (tuple(prompt), max_new_tokens)
+        if key not in self._generated:
+            torch = self._torch
+            with torch.inference_mode():
+                ids = torch.tensor([list(prompt)])
+                out = self.model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    do_sample=False,
+                    max_new_tokens=max_new_tokens,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                )
+            self._generated[key] = out[0, len(prompt) :].tolist()
+        return self._generated[key]

@@ -6,66 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-VOCAB = 199
+from support.tiny_families import COMMON, FAMILIES, VOCAB
 
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-    "initializer_range": 0.2,
-}
-
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
-    "llama-rope-llama3": (
-        "LlamaForCausalLM",
-        {
-            "tie_word_embeddings": False,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-        },
-    ),
-    "llama-rope-yarn": (
-        "LlamaForCausalLM",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 128,
-            }
-        },
-    ),
-    "llama-one-kv-head": ("LlamaForCausalLM", {"num_key_value_heads": 1, "head_dim": 16}),
-    "mistral-window": ("MistralForCausalLM", {"sliding_window": 12}),
-    "mistral-no-window": ("MistralForCausalLM", {"sliding_window": None}),
-    "mistral-layer-types": (  # transformers' AutoModel takes it for a Ministral
-        "MistralForCausalLM",
-        {"sliding_window": 12, "layer_types": ["sliding_attention"] * 3},
-    ),
-    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
-    "qwen2-mixed-window": (
-        "Qwen2ForCausalLM",
-        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": False}),
-}
-"""Name → architecture and what differs from the common shape. Windows are smaller than the prompts of the tests."""
+__all__ = ["FAMILIES", "VOCAB", "edit_config", "make_model", "reference"]
 
 
 def make_model(folder: Path, family: str, **changes: Any) -> Path:
@@ -75,16 +18,26 @@ def make_model(folder: Path, family: str, **changes: Any) -> Path:
 
     architecture, own = FAMILIES[family]
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**{**_COMMON, **own, **changes})
+    config = model_class.config_class(**{**COMMON, **own, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = model_class(config).eval()
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):  # transformers makes them zero, which would hide a bias that is forgotten
-                torch.nn.init.normal_(parameter, std=0.2)
+        _randomize(model)
     model.save_pretrained(folder)
     _write_tokenizer(folder)
     return folder
+
+
+def _randomize(model: Any) -> None:
+    """No weight is all zeros or ones, as biases, norms and sinks are made: it would hide a forgotten one."""
+    import torch
+
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    for name, weight in [*model.named_parameters(), *buffers]:
+        if weight.ndim < 2 or "norm" in name:
+            weight.data.add_(torch.randn(weight.shape), alpha=0.2)
+        else:
+            torch.nn.init.normal_(weight, std=0.2)
 
 
 def _write_tokenizer(folder: Path) -> None:

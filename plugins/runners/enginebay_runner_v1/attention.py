@@ -10,19 +10,32 @@ the row's own first block, so whatever another request left behind is never read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from enginebay_runner_v1.batch import DecodeGroup, PrefillRow, StepLayout
+from enginebay_runner_v1.scores import ScoreRule, attend
 
-__all__ = ["ATTENTION", "LayerBinding", "PagedCache", "StepAttention", "bind_step", "causal_attention", "register"]
+__all__ = [
+    "ATTENTION",
+    "PROBING",
+    "DecodeStep",
+    "LayerBinding",
+    "PagedCache",
+    "PrefillStep",
+    "StepAttention",
+    "bind_step",
+    "register",
+    "register_probe",
+]
 
 ATTENTION = "enginebay_paged"
 """The name under which transformers finds the function."""
+PROBING = "enginebay_probing"
+"""The name of it during the probe."""
 
 
 class Attends(Protocol):
@@ -36,7 +49,8 @@ class Attends(Protocol):
         mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Query ``[1, heads, T, D]``, key and value ``[1, kv_heads, T, D]`` → ``[1, T, heads, D]``."""
+        """Query ``[1, heads, T, D]``, key ``[1, kv_heads, T, D]``, value ``[1, kv_heads, T, V]`` →
+        ``[1, T, heads, V]``."""
 
 
 def _attention(
@@ -58,8 +72,18 @@ def register() -> None:
     AttentionInterface.register(ATTENTION, _attention)
 
 
+def register_probe(build_mask: Callable[..., torch.Tensor]) -> None:
+    """The same function under the probe's name, for which masks are asked of ``build_mask``."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(PROBING, _attention)
+    AttentionMaskInterface.register(PROBING, build_mask)
+
+
 @dataclass(frozen=True, slots=True)
-class _Decode:
+class DecodeStep:
+    """Rows of one token each, as tensors; see ``DecodeGroup``."""
+
     tokens: torch.Tensor
     blocks: torch.Tensor
     rows: int
@@ -67,7 +91,9 @@ class _Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
+class PrefillStep:
+    """A chunk of several tokens, as tensors; see ``PrefillRow``."""
+
     row: PrefillRow
     blocks: torch.Tensor
     mask: torch.Tensor | None
@@ -78,26 +104,37 @@ class StepAttention:
     """One step's layout for the layers of one window, as tensors; made once, used by each of these layers."""
 
     slots: torch.Tensor
-    decodes: tuple[_Decode, ...]
-    prefills: tuple[_Prefill, ...]
+    decodes: tuple[DecodeStep, ...]
+    prefills: tuple[PrefillStep, ...]
 
 
 @dataclass(slots=True)
 class PagedCache:
     """The keys and values of all layers, and the step that runs on them, as layers of each window see it.
 
-    ``pages`` ``[layers, 2, num_blocks, block_size, kv_heads, head_dim]``, keys then values. Two
-    ``scratch`` buffers take the gathered history of one layer: fresh memory for each gather costs more than the copy.
+    ``pages``: by layer, its keys ``[num_blocks, block_size, kv_heads, D]`` and its values, whose width may be another.
+    Two ``scratch`` buffers take the gathered history of one layer: fresh memory for each gather costs more than the
+    copy.
     """
 
-    pages: torch.Tensor
+    pages: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     steps: dict[int | None, StepAttention] = field(default_factory=dict)
     scratch: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
-        return self.pages.shape[3]
+        return self.pages[0][0].shape[1]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each layer."""
+        return self.pages[0][0].shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pages lie."""
+        return self.pages[0][0].device
 
     def gather(self, which: int, blocks: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         """Pages ``[num_blocks, n]`` of these block ids, in a scratch buffer that the next gather overwrites."""
@@ -111,30 +148,33 @@ class PagedCache:
 
 def bind_step(cache: PagedCache, layouts: Mapping[int | None, StepLayout], dtype: torch.dtype) -> None:
     """Turn each window's layout into tensors on the cache's device, and clear what the entered blocks held before."""
-    device, size = cache.pages.device, cache.block_size
+    device, size = cache.device, cache.block_size
     cache.steps = {
         window: StepAttention(
             slots=torch.from_numpy(layout.slots).to(device),
             decodes=tuple(_decode(part, size, window, dtype, device) for part in layout.decodes),
-            prefills=tuple(_prefill(part, window, dtype, device) for part in layout.prefills),
+            prefills=tuple(_prefill(part, size, window, dtype, device) for part in layout.prefills),
         )
         for window, layout in layouts.items()
     }
     entered = next(iter(layouts.values())).entered
     if len(entered):
-        cache.pages.index_fill_(2, torch.from_numpy(entered).to(device), 0)
+        blocks = torch.from_numpy(entered).to(device)
+        for layer in cache.pages:
+            for pages in layer:
+                pages.index_fill_(0, blocks, 0)
 
 
 def _decode(
     part: DecodeGroup, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> _Decode:
+) -> DecodeStep:
     rows, width = part.blocks.shape
     seen = torch.from_numpy(part.first).unsqueeze(1) + torch.arange(width * block_size)
     stops = torch.from_numpy(part.stops).unsqueeze(1)
     hidden = seen >= stops
     if window is not None:
         hidden |= seen < stops - window
-    return _Decode(
+    return DecodeStep(
         tokens=torch.from_numpy(part.tokens).to(device),
         blocks=torch.from_numpy(part.blocks.reshape(-1)).to(device),
         rows=rows,
@@ -142,37 +182,24 @@ def _decode(
     )
 
 
-def _prefill(row: PrefillRow, window: int | None, dtype: torch.dtype, device: torch.device) -> _Prefill:
+def _prefill(
+    row: PrefillRow, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> PrefillStep:
     mask = None
-    if row.start > 0 or (window is not None and row.stop > window):
+    if row.tiled or row.start > 0 or (window is not None and row.stop > window):
         own = torch.arange(row.start, row.stop).unsqueeze(1)
-        seen = torch.arange(row.first, row.stop).unsqueeze(0)
+        end = row.first + len(row.blocks) * block_size if row.tiled else row.stop
+        seen = torch.arange(row.first, end).unsqueeze(0)
         hidden = seen > own
         if window is not None:
             hidden |= seen <= own - window
         mask = _mask(hidden, dtype, device)
-    return _Prefill(row=row, blocks=torch.from_numpy(row.blocks).to(device), mask=mask)
+    return PrefillStep(row=row, blocks=torch.from_numpy(row.blocks).to(device), mask=mask)
 
 
 def _mask(hidden: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """What is added to the scores. Made once a step: of a boolean mask each layer would make this again."""
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf")).to(device)
-
-
-def causal_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """Query ``[heads, T, D]`` over key, value ``[kv_heads, S, D]`` → ``[heads, T, D]``; no mask: causal, S = T.
-
-    Query heads that share a KV head see it by a stride of 0: nothing is repeated in memory.
-    """
-    kv_heads = key.shape[0]
-    shared = query.shape[0] // kv_heads
-    grouped = query.view(kv_heads, shared, *query.shape[1:])
-    keys = key.unsqueeze(1).expand(-1, shared, -1, -1)
-    values = value.unsqueeze(1).expand(-1, shared, -1, -1)
-    attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
-    return attended.flatten(0, 1)
 
 
 @dataclass(slots=True)
@@ -193,44 +220,39 @@ class LayerBinding:
     ) -> torch.Tensor:
         """Write the step's keys and values, then attend."""
         assert mask is None, "transformers built a mask of its own"
-        assert options.get("sliding_window") == self.window, "the layer's window is not the one that was probed"
-        step, scale = self.cache.steps[self.window], float(options["scaling"])
-        _, heads, tokens, width = query.shape
+        step, rule = self.cache.steps[self.window], ScoreRule.of(options)
+        _, heads, tokens, _ = query.shape
         for pages, new in zip(self.cache.pages[self.layer], (key, value), strict=True):
             pages.flatten(0, 1).index_copy_(0, step.slots, new[0].transpose(0, 1).to(pages.dtype))
-        out = query.new_empty((tokens, heads, width))
+        out = query.new_empty((tokens, heads, value.shape[-1]))
         for prefill in step.prefills:
             own = slice(prefill.row.begin, prefill.row.end)
-            out[own] = self._attend_prefill(prefill, query[0, :, own], key[0, :, own], value[0, :, own], scale)
+            out[own] = self._attend_prefill(prefill, query[0, :, own], key[0, :, own], value[0, :, own], rule)
         for decode in step.decodes:
             queries = query[0].index_select(1, decode.tokens).transpose(0, 1)
-            out.index_copy_(0, decode.tokens, self._attend_decode(decode, queries, scale))
+            out.index_copy_(0, decode.tokens, self._attend_decode(decode, queries, rule))
         return out.unsqueeze(0)
 
     def _history(self, blocks: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Keys and values ``[len(blocks) * block_size, kv_heads, D]``, gathered."""
-        kv_heads, width = self.cache.pages.shape[4:]
-        gathered = [
-            self.cache.gather(i, blocks, pages.flatten(1)) for i, pages in enumerate(self.cache.pages[self.layer])
+        """Keys and values ``[len(blocks) * block_size, kv_heads, width]``, gathered."""
+        return [
+            self.cache.gather(i, blocks, pages.flatten(1)).view(-1, *pages.shape[2:]).to(dtype)
+            for i, pages in enumerate(self.cache.pages[self.layer])
         ]
-        return [part.view(-1, kv_heads, width).to(dtype) for part in gathered]
 
     def _attend_prefill(
-        self, part: _Prefill, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self, part: PrefillStep, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: ScoreRule
     ) -> torch.Tensor:
-        """Query ``[heads, T, D]`` → ``[T, heads, D]``. A request's beginning has its keys and values at hand."""
+        """Query ``[heads, T, D]`` → ``[T, heads, V]``. A request's beginning has its keys and values at hand."""
         if part.row.start > 0:
             seen = part.row.stop - part.row.first
             key, value = (history[:seen].transpose(0, 1) for history in self._history(part.blocks, query.dtype))
-        return causal_attention(query, key, value, part.mask, scale).transpose(0, 1)
+        return attend(query, key, value, part.mask, rule).transpose(0, 1)
 
-    def _attend_decode(self, part: _Decode, queries: torch.Tensor, scale: float) -> torch.Tensor:
-        """Queries ``[R, heads, D]`` → the same; the query heads of a KV head stand as its rows."""
-        rows, heads, width = queries.shape
+    def _attend_decode(self, part: DecodeStep, queries: torch.Tensor, rule: ScoreRule) -> torch.Tensor:
+        """Queries ``[R, heads, D]`` → ``[R, heads, V]``."""
         keys, values = (
-            history.view(rows, -1, *history.shape[1:]).transpose(1, 2)
+            history.view(part.rows, -1, *history.shape[1:]).transpose(1, 2)
             for history in self._history(part.blocks, queries.dtype)
         )
-        packed = queries.reshape(rows, keys.shape[1], heads // keys.shape[1], width)
-        attended = scaled_dot_product_attention(packed, keys, values, attn_mask=part.mask, scale=scale)
-        return attended.reshape(rows, heads, width)
+        return attend(queries.unsqueeze(2), keys, values, part.mask, rule).squeeze(2)

@@ -52,6 +52,7 @@ class PrefillRow:
     """One request's chunk of several tokens: ``begin`` to ``end`` in the step, ``start`` to ``stop`` in the request.
 
     ``blocks`` [B] from position ``first`` on; empty when the chunk is the request's beginning: nothing to read back.
+    In tiles (``tiled``) they are listed always, as whole tiles: padded with the first of them.
     """
 
     begin: int
@@ -60,6 +61,7 @@ class PrefillRow:
     stop: int
     first: int
     blocks: Ints
+    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,11 @@ def lay_out_tokens(spans: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
     return positions, ends - 1
 
 
-def lay_out(chunks: Sequence[Chunk], block_size: int, window: int | None) -> StepLayout:
-    """The layout of chunks in batch order. ``window``: tokens that a token sees, its own included."""
+def lay_out(chunks: Sequence[Chunk], block_size: int, window: int | None, tile_blocks: int | None = None) -> StepLayout:
+    """The layout of chunks in batch order. ``window``: tokens that a token sees, its own included.
+
+    ``tile_blocks``: lists of blocks begin and end at multiples of so many, and prefill rows always have one.
+    """
     slots: list[Ints] = []
     entered: list[int] = []
     singles: list[tuple[int, Chunk]] = []
@@ -100,24 +105,30 @@ def lay_out(chunks: Sequence[Chunk], block_size: int, window: int | None) -> Ste
         if chunk.count == 1:
             singles.append((begin, chunk))
         else:
-            prefills.append(_prefill_row(begin, chunk, blocks, block_size, window))
+            prefills.append(_prefill_row(begin, chunk, blocks, block_size, window, tile_blocks))
         begin += chunk.count
     return StepLayout(
         slots=np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64),
         entered=np.array(entered, dtype=np.int64),
-        decodes=tuple(_decode_groups(singles, block_size, window)),
+        decodes=tuple(_decode_groups(singles, block_size, window, tile_blocks or 1)),
         prefills=tuple(prefills),
     )
 
 
-def _first_block(position: int, block_size: int, window: int | None) -> int:
-    """The first block that a token at ``position`` can see."""
-    return 0 if window is None else max(0, position - window + 1) // block_size
+def _first_block(position: int, block_size: int, window: int | None, tile_blocks: int) -> int:
+    """The first block of the first tile that a token at ``position`` can see."""
+    if window is None:
+        return 0
+    return max(0, position - window + 1) // block_size // tile_blocks * tile_blocks
 
 
-def _prefill_row(begin: int, chunk: Chunk, blocks: Ints, block_size: int, window: int | None) -> PrefillRow:
-    first = _first_block(chunk.start, block_size, window)
-    seen = blocks[first : -(-chunk.stop // block_size)] if chunk.start > 0 else blocks[:0]
+def _prefill_row(
+    begin: int, chunk: Chunk, blocks: Ints, block_size: int, window: int | None, tile_blocks: int | None
+) -> PrefillRow:
+    first = _first_block(chunk.start, block_size, window, tile_blocks or 1)
+    seen = blocks[first : -(-chunk.stop // block_size)] if chunk.start > 0 or tile_blocks else blocks[:0]
+    if tile_blocks:
+        seen = np.concatenate((seen, np.repeat(seen[:1], -len(seen) % tile_blocks)))
     return PrefillRow(
         begin=begin,
         end=begin + chunk.count,
@@ -125,14 +136,17 @@ def _prefill_row(begin: int, chunk: Chunk, blocks: Ints, block_size: int, window
         stop=chunk.stop,
         first=first * block_size if chunk.start > 0 else 0,
         blocks=seen,
+        tiled=tile_blocks is not None,
     )
 
 
-def _decode_groups(singles: list[tuple[int, Chunk]], block_size: int, window: int | None) -> list[DecodeGroup]:
+def _decode_groups(
+    singles: list[tuple[int, Chunk]], block_size: int, window: int | None, tile_blocks: int
+) -> list[DecodeGroup]:
     """Rows by falling number of blocks, cut where the padding would grow beyond ``PADDING``."""
     rows: list[tuple[int, int, int, Chunk]] = []
     for token, chunk in singles:
-        first = _first_block(chunk.start, block_size, window)
+        first = _first_block(chunk.start, block_size, window, tile_blocks)
         rows.append((-(-chunk.stop // block_size) - first, first, token, chunk))
     rows.sort(key=lambda row: (-row[0], row[2]))
     groups: list[DecodeGroup] = []
@@ -144,7 +158,7 @@ def _decode_groups(singles: list[tuple[int, Chunk]], block_size: int, window: in
         if last or (index + 1 - begin) * width + width - used - rows[index + 1][0] > PADDING * width * (
             index + 2 - begin
         ):
-            groups.append(_decode_group(rows[begin : index + 1], width, block_size))
+            groups.append(_decode_group(rows[begin : index + 1], -(-width // tile_blocks) * tile_blocks, block_size))
             begin, used = index + 1, 0
     return groups
 

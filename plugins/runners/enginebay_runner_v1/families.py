@@ -7,45 +7,16 @@ so it is refused by name. What the list promises is looked at again when the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from enginebay.messages import ModelInfo
+from enginebay_runner_v1.known import EXPERT_KEYS, FAMILIES, OWN_WAYS, ROPE_TYPES, Family
 
-__all__ = ["ARCHITECTURES", "supports"]
+__all__ = ["ROPE_TYPES", "supports"]
 
-_MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""Architecture → ``model_type``: a config in which the two differ is run one way here and another way elsewhere."""
-ARCHITECTURES = tuple(_MODEL_TYPES)
-
-_OWN_WAYS = {
-    "Llama4ForCausalLM": "it attends in chunks",
-    "Llama4ForConditionalGeneration": "it attends in chunks",
-    "Qwen3NextForCausalLM": "some of its layers keep a state instead of keys and values",
-    "Mamba2ForCausalLM": "it keeps a state instead of keys and values",
-    "MambaForCausalLM": "it keeps a state instead of keys and values",
-    "JambaForCausalLM": "some of its layers keep a state instead of keys and values",
-    "Lfm2ForCausalLM": "some of its layers are convolutions with a state",
-    "FalconH1ForCausalLM": "its layers keep a state beside keys and values",
-    "RecurrentGemmaForCausalLM": "some of its layers keep a state instead of keys and values",
-    "MiniMaxForCausalLM": "some of its layers attend linearly",
-    "DiffLlamaForCausalLM": "it subtracts two attention maps",
-    "BloomForCausalLM": "it adds a position bias to the scores",
-    "FalconForCausalLM": "transformers does not route its attention through the interface",
-    "MptForCausalLM": "it adds a position bias to the scores",
-    "GPTNeoForCausalLM": "transformers does not route its attention through the interface",
-}
-"""Architectures of which it is known why the attention interface does not carry them."""
-
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_ROPE_REASONS = {
-    "dynamic": "its frequencies change with the length, which chunks and batches do not share",
-    "longrope": "its frequencies change with the length, which chunks and batches do not share",
-}
+_LENGTH_BOUND = "its frequencies change with the length, which chunks and batches do not share"
+_ROPE_REASONS = {"dynamic": _LENGTH_BOUND, "longrope": _LENGTH_BOUND, "su": _LENGTH_BOUND}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _ODDITIES = {
     "auto_map": "the model needs Python code of its own, and code from a model folder is never run",
@@ -56,40 +27,49 @@ _ODDITIES = {
     "add_cross_attention": "it attends to a second sequence",
     "is_encoder_decoder": "it is an encoder with a decoder",
     "pruned_heads": "its heads are pruned",
-    "num_experts": "its layers choose among experts",
-    "num_local_experts": "its layers choose among experts",
+    "use_bidirectional_attention": "its tokens see those after them",
+    "index_topk": "its tokens see a chosen few of those before them",
+    **dict.fromkeys(EXPERT_KEYS, "its layers choose among experts"),
 }
-"""Keys of ``config.json`` that, set to anything but nothing, mean work that this runner does not do."""
+"""Keys of ``config.json`` that, set to anything but nothing, mean work which only some families' modules do."""
 
 
 def supports(model: ModelInfo) -> str | None:
     """None when the model is run exactly, else the reason why not, in a sentence without its end."""
-    if model.architecture not in ARCHITECTURES:
-        why = _OWN_WAYS.get(model.architecture)
-        known = ", ".join(ARCHITECTURES)
-        return (
-            f"architecture {model.architecture} is not run exactly: {why}"
-            if why
-            else (f"architecture {model.architecture or 'unknown'} is not among those known to run exactly: {known}")
-        )
-    if model.model_type not in ("", _MODEL_TYPES[model.architecture]):
+    family = FAMILIES.get(model.architecture)
+    if family is None:
+        return _unknown(model.architecture)
+    if model.model_type not in ("", family.model_type):
         return (
             f"config.json has model_type {model.model_type} with architecture {model.architecture}, "
-            f"which is of {_MODEL_TYPES[model.architecture]}"
+            f"which is of {family.model_type}"
         )
-    for key, why in _ODDITIES.items():
-        if model.config.get(key):
-            return f"config.json sets {key}: {why}"
-    if (why := _layers(model) or _window(model.config)) is not None:
+    for key, meaning in _ODDITIES.items():
+        if model.config.get(key) and key not in family.reads:
+            return f"config.json sets {key}: {meaning}"
+    if model.config.get("is_causal") is False:
+        return "config.json sets is_causal to false: its tokens see those after them"
+    if (why := _layers(model, family) or _window(model, family)) is not None:
         return why
     for rope in _rope_types(model.config):
-        if rope not in _ROPE_TYPES:
-            why = _ROPE_REASONS.get(rope, f"known are {', '.join(_ROPE_TYPES)}")
-            return f"rope type {rope!r} is not run exactly: {why}"
+        if rope not in ROPE_TYPES:
+            reason = _ROPE_REASONS.get(rope, f"known are {', '.join(ROPE_TYPES)}")
+            return f"rope type {rope!r} is not run exactly: {reason}"
     return None
 
 
-def _layers(model: ModelInfo) -> str | None:
+def _unknown(architecture: str) -> str:
+    if (why := OWN_WAYS.get(architecture)) is not None:
+        return f"architecture {architecture} is not run exactly: {why}"
+    close = get_close_matches(architecture, FAMILIES, n=1, cutoff=0.8)
+    return (
+        f"architecture {architecture or 'unknown'} is not among those known to run exactly"
+        + (f"; the closest is {close[0]}" if close else "")
+        + f"; docs/architectures.md lists all {len(FAMILIES)}"
+    )
+
+
+def _layers(model: ModelInfo, family: Family) -> str | None:
     """What is wrong with the kinds of layers that the config names."""
     kinds = model.config.get("layer_types")
     if kinds is None:
@@ -98,20 +78,25 @@ def _layers(model: ModelInfo) -> str | None:
         return "config.json has layer_types that are no list of names"
     if odd := sorted(set(kinds) - set(_LAYER_TYPES)):
         return f"config.json has layer_types {', '.join(map(repr, odd))}; known are {', '.join(_LAYER_TYPES)}"
-    if model.architecture == "MistralForCausalLM" and len(set(kinds)) > 1:
-        return (
-            "config.json has layer_types of both kinds, and MistralForCausalLM has one window for all layers "
-            "(transformers takes such a model for a Ministral)"
+    if family.windows == "none" and "sliding_attention" in kinds:
+        return f"config.json has layer_types with 'sliding_attention', and {model.architecture} has no window"
+    if family.windows == "one" and len(set(kinds)) > 1:
+        return f"config.json has layer_types of both kinds, and {model.architecture} has one window for all layers" + (
+            " (transformers takes such a model for a Ministral)" if family.model_type == "mistral" else ""
         )
     return None
 
 
-def _window(config: Mapping[str, Any]) -> str | None:
+def _window(model: ModelInfo, family: Family) -> str | None:
     """What is wrong with the window, where one is used."""
-    window = config.get("sliding_window")
-    if window is None or config.get("use_sliding_window") is False or (type(window) is int and window >= 1):
+    window = model.config.get("sliding_window")
+    if window is None or model.config.get("use_sliding_window") is False:
         return None
-    return f"config.json has sliding_window {window!r}, and a token sees at least itself: 1 or more, or null"
+    if type(window) is not int or window < 1:
+        return f"config.json has sliding_window {window!r}, and a token sees at least itself: 1 or more, or null"
+    if family.windows == "none" and window < model.max_model_len:
+        return f"config.json has sliding_window {window}, and {model.architecture} has no window"
+    return None
 
 
 def _rope_types(config: Mapping[str, Any]) -> Iterator[str]:

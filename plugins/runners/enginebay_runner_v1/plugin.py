@@ -8,6 +8,23 @@ from enginebay_runner_v1.families import supports
 
 __all__ = ["enginebay_register_runners"]
 
+_FEATURES = frozenset(
+    {
+        "bad_words",
+        "batch_invariant",
+        "logit_bias",
+        "logprobs",
+        "min_p",
+        "min_tokens",
+        "n",
+        "penalties",
+        "prompt_logprobs",
+        "seed",
+        "top_k",
+        "top_p",
+    }
+)
+
 
 def _make(context: RunnerContext[NoOptions]) -> ModelRunner[NoOptions]:
     from enginebay_runner_v1.runner import RunnerV1
@@ -23,9 +40,7 @@ def enginebay_register_runners() -> list[RunnerPlugin[NoOptions]]:
             name="v1",
             summary="Eager: transformers' own modules with paged attention through its attention interface.",
             factory=_make,
-            capabilities=RunnerCapabilities(
-                devices=("cpu", "cuda"), features=frozenset({"top_k", "top_p", "seed"}), attention="paged_sdpa"
-            ),
+            capabilities=RunnerCapabilities(devices=("cpu", "cuda"), features=_FEATURES, attention="paged_sdpa"),
             requires_modules={"torch": "torch", "transformers": "transformers"},
             supports=supports,
             preference=10,

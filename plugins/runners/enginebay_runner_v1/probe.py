@@ -1,11 +1,17 @@
-"""The probe at load: one tiny forward that looks at what really reaches attention, instead of trusting config names.
+"""The probe at load: two tiny forwards that look at what really reaches attention, instead of trusting config names.
 
-Each layer must call attention exactly once, in order, with shapes and options that the paged function serves. What it
-saw is also what the KV cache is made for: heads, width and window of each layer.
+Each layer must call attention exactly once, in order, with shapes, options and a mask rule that the paged function
+serves; and whatever is not attention must treat each token by itself. Attention is answered with each token's own
+value, so a token knows of no other: when the second forward has two tokens of the first in other places, among others,
+their queries, keys, values and logits must be the same. A state, a convolution, or frequencies made for the whole
+batch show themselves.
+
+What the probe saw is also what the KV cache is made for: heads, widths and window of each layer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,30 +21,43 @@ import torch
 from enginebay.errors import ModelError
 from enginebay.messages import KVCacheGroup, KVCacheSpec
 from enginebay.models import one_line
-from enginebay_runner_v1.attention import causal_attention
+from enginebay_runner_v1.attention import PROBING, register_probe
+from enginebay_runner_v1.families import ROPE_TYPES
+from enginebay_runner_v1.masks import MaskRules
 
-__all__ = ["LayerShape", "attention_modules", "kv_spec", "probe"]
+__all__ = ["LayerShape", "attention_modules", "kv_spec", "kv_words", "probe"]
 
-_SERVED = frozenset({"scaling", "sliding_window", "dropout"})
-_HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache"})
+_SERVED = frozenset({"scaling", "sliding_window", "dropout", "softcap", "s_aux"})
+_HARMLESS = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "cache"}
+)
 """Options that arrive and say nothing that the layout does not say."""
-_TOKENS = 3
+_TOKENS = 4
+_FIRST, _SECOND = [0, 1, 2, 3], [2, 5, 0, 4]
+"""The positions of the tokens of each forward."""
+_THEN, _NOW = [0, 2], [2, 0]
+"""Where the tokens of both stand in the first and in the second."""
+_TOLERANCE = {torch.float32: 1e-3}
+_HALF_TOLERANCE = 5e-2
+"""How far a token may be off, in shares of the largest value: rows are summed in another order."""
 _MAX_DETAIL = 400
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer's attention works on. ``window``: tokens that a token sees, its own included; None: all."""
+    """What one layer's attention works on. ``key_width`` and ``value_width``: numbers of one head; ``window``: tokens
+    that a token sees, its own included; None: all."""
 
     heads: int
     kv_heads: int
-    head_dim: int
+    key_width: int
+    value_width: int
     window: int | None
 
     @property
-    def cached(self) -> tuple[int, int]:
-        """What decides the cache's shape: KV heads, and the width of each."""
-        return self.kv_heads, self.head_dim
+    def numbers(self) -> int:
+        """How many numbers of the cache one token takes."""
+        return self.kv_heads * (self.key_width + self.value_width)
 
 
 @dataclass(slots=True)
@@ -47,7 +66,10 @@ class _Recorder:
 
     layer: int
     calls: list[int]
-    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    rules: MaskRules
+    length: int | None
+    shape: LayerShape | None = None
+    seen: list[torch.Tensor] = field(default_factory=list)
 
     def attend(
         self,
@@ -57,30 +79,74 @@ class _Recorder:
         mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Check, record, and attend without a cache."""
+        """Check and record in the first forward, compare in the second; each token gets its own value back."""
+        again = self.layer in self.calls
         self.calls.append(self.layer)
-        if mask is not None:
-            raise ModelError(f"layer {self.layer}: transformers builds a mask, which paged attention ignores")
+        if again:
+            pass  # told of after the forward, with all calls in sight
+        elif not self.seen:
+            self.shape = self._look(query, key, value, mask, options)
+            self.seen = [query, key, value]
+        elif not all(_same(now, then, 2) for now, then in zip((query, key, value), self.seen, strict=True)):
+            raise ModelError(
+                f"layer {self.layer}: what reaches attention depends on more than the token, its position and "
+                "attention before it: a state, a convolution, or frequencies of the whole batch"
+            )
+        return value.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(1, 2)
+
+    def _look(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: Mapping[str, Any],
+    ) -> LayerShape:
         odd = sorted(k for k, v in options.items() if k not in _SERVED | _HARMLESS and v is not None)
         if odd:
             raise ModelError(f"layer {self.layer}: attention is given {', '.join(odd)}, unknown to runner v1")
         if options.get("scaling") is None or options.get("dropout"):
             raise ModelError(f"layer {self.layer}: attention is called without a scale, or with dropout")
         (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
-        if tokens != _TOKENS or key.shape != value.shape or key.shape[2:] != (tokens, width) or heads % kv_heads:
+        if tokens != _TOKENS or key.shape != (1, kv_heads, tokens, width) or heads % kv_heads:
+            raise ModelError(self._shapeless(query, key, value))
+        if value.shape[:3] != key.shape[:3]:
+            raise ModelError(self._shapeless(query, key, value))
+        self._check_scores(options, heads)
+        try:
+            window = self.rules.window(mask, self.length)
+        except ModelError as error:
+            raise ModelError(f"layer {self.layer} {error}") from error
+        if options.get("sliding_window") not in (None, window):
             raise ModelError(
-                f"layer {self.layer}: attention works on query {list(query.shape)}, key {list(key.shape)}, "
-                f"value {list(value.shape)}, which runner v1 has no cache for"
+                f"layer {self.layer}: attention is given a window of {options['sliding_window']}, and its mask has "
+                f"{window}: it cannot be run exactly"
             )
-        window = options.get("sliding_window")
-        if window is not None and (type(window) is not int or window < 1):
-            raise ModelError(
-                f"layer {self.layer}: sliding_window is {window!r}, and a token sees at least itself: "
-                "1 or more, or null"
-            )
-        self.shapes[self.layer] = LayerShape(heads, kv_heads, width, window)
-        out = causal_attention(query[0], key[0], value[0], None, float(options["scaling"]))
-        return out.transpose(0, 1).unsqueeze(0)
+        return LayerShape(heads, kv_heads, width, value.shape[3], window)
+
+    def _shapeless(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
+        return (
+            f"layer {self.layer}: attention works on query {list(query.shape)}, key {list(key.shape)}, "
+            f"value {list(value.shape)}, which runner v1 has no cache for"
+        )
+
+    def _check_scores(self, options: Mapping[str, Any], heads: int) -> None:
+        softcap, sinks = options.get("softcap"), options.get("s_aux")
+        if softcap is not None and not (isinstance(softcap, int | float) and softcap > 0):
+            raise ModelError(f"layer {self.layer}: softcap is {softcap!r}, and scores are capped at more than 0")
+        if sinks is not None and (not isinstance(sinks, torch.Tensor) or sinks.shape != (heads,)):
+            raise ModelError(f"layer {self.layer}: s_aux is no tensor of {heads} sinks, one for each head")
+
+
+def _same(now: torch.Tensor, then: torch.Tensor, dim: int) -> bool:
+    """The tokens of both forwards are the same, ``dim`` being that of tokens; so is the NaN of damaged weights."""
+    if now.shape != then.shape:
+        return False
+    now = now.index_select(dim, torch.tensor(_NOW, device=now.device))
+    then = then.index_select(dim, torch.tensor(_THEN, device=then.device))
+    largest = float(torch.nan_to_num(then, posinf=0.0, neginf=0.0).abs().max())
+    tolerance = _TOLERANCE.get(then.dtype, _HALF_TOLERANCE) * largest
+    return torch.allclose(now, then, rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 def attention_modules(model: Any) -> list[Any]:
@@ -95,39 +161,75 @@ def attention_modules(model: Any) -> list[Any]:
 
 
 def probe(model: Any) -> tuple[LayerShape, ...]:
-    """Run ``_TOKENS`` tokens through the model; what each layer's attention works on, by layer."""
+    """Run ``_TOKENS`` tokens through the model twice; what each layer's attention works on, by layer.
+
+    Raises ``ModelError`` for a model that paged attention would not run exactly.
+    """
+    _check_ropes(model)
     modules = attention_modules(model)
     calls: list[int] = []
-    shapes: dict[int, LayerShape] = {}
-    for layer, module in enumerate(modules):
-        module.eb = _Recorder(layer, calls, shapes)
-    positions = torch.arange(_TOKENS, device=model.device).unsqueeze(0)
-    ids = positions % model.config.vocab_size
+    rules = MaskRules()
+    length = getattr(model.config, "max_position_embeddings", None)
+    recorders = [_Recorder(layer, calls, rules, length) for layer in range(len(modules))]
+    for recorder, module in zip(recorders, modules, strict=True):
+        module.eb = recorder
+    name = model.config._attn_implementation
+    register_probe(rules.add)
+    try:
+        model.config._attn_implementation = PROBING
+        first = _forward(model, _FIRST)
+        _check_calls(model, calls, len(modules))
+        calls.clear()
+        second = _forward(model, _SECOND)
+        _check_calls(model, calls, len(modules))
+    finally:
+        model.config._attn_implementation = name
+        for module in modules:
+            del module.eb
+    if not _same(second, first, 1):
+        raise ModelError(
+            f"{type(model).__name__}: a token's logits depend on its neighbours by another way than attention; "
+            "runner v1 cannot run it exactly"
+        )
+    shapes = tuple(recorder.shape for recorder in recorders if recorder.shape is not None)
+    assert len(shapes) == len(modules), "a layer that was called has no shape"
+    _check_windows(model.config, shapes)
+    _check_kept(model.config, shapes, length)
+    return shapes
+
+
+def _forward(model: Any, at: list[int]) -> torch.Tensor:
+    """Logits ``[1, _TOKENS, vocab]`` of the tokens at these positions."""
+    positions = torch.tensor([at], device=model.device)
+    ids = (positions + 1) % model.config.vocab_size
+    keep = torch.arange(_TOKENS, device=model.device)
     try:
         with torch.inference_mode():
-            model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
+            output = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep)
+        logits: torch.Tensor = output.logits
     except (ModelError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a value of config.json that only shows when the model runs
         why = one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", _MAX_DETAIL)
         raise ModelError(f"{type(model).__name__} does not run as config.json describes it: {why}") from error
-    finally:
-        for module in modules:
-            del module.eb
-    if calls != list(range(len(modules))):
+    return logits
+
+
+def _check_calls(model: Any, calls: list[int], layers: int) -> None:
+    if calls != list(range(layers)):
         raise ModelError(
             f"{type(model).__name__}: attention was called by layers {calls}, "
-            f"instead of once by each of {len(modules)} in order; runner v1 cannot run it exactly"
+            f"instead of once by each of {layers} in order; runner v1 cannot run it exactly"
         )
-    unlike = [layer for layer, shape in shapes.items() if shape.cached != shapes[0].cached]
-    if unlike:
-        raise ModelError(
-            f"layer {unlike[0]} caches {shapes[unlike[0]].cached} (KV heads, width), layer 0 {shapes[0].cached}; "
-            "runner v1 has one shape for all layers"
-        )
-    seen = tuple(shapes[layer] for layer in range(len(modules)))
-    _check_windows(model.config, seen)
-    return seen
+
+
+def _check_ropes(model: Any) -> None:
+    """Frequencies that follow the length of a batch are right for none of its requests."""
+    for name, module in model.named_modules():
+        named = getattr(module, "rope_type", None)
+        for rope in named.values() if isinstance(named, dict) else [named]:
+            if rope is not None and rope not in ROPE_TYPES:
+                raise ModelError(f"{name} has rope type {rope!r}; run exactly are {', '.join(ROPE_TYPES)}")
 
 
 def _check_windows(config: Any, seen: tuple[LayerShape, ...]) -> None:
@@ -149,13 +251,28 @@ def _check_windows(config: Any, seen: tuple[LayerShape, ...]) -> None:
             )
 
 
+def _check_kept(config: Any, seen: tuple[LayerShape, ...], length: int | None) -> None:
+    """What transformers' own cache keeps is what the layers see: it cuts off by names in config.json, read or not.
+
+    Raises ``ModelError`` for the first layer of which the cache would keep fewer tokens than its mask shows.
+    """
+    from transformers import DynamicCache
+
+    for layer, (kept, shape) in enumerate(zip(DynamicCache(config=config).layers, seen, strict=False)):
+        window = getattr(kept, "sliding_window", None)
+        if window is not None and window < (shape.window or length or window + 1):
+            raise ModelError(
+                f"layer {layer} sees {'all tokens' if shape.window is None else f'{shape.window} tokens'}, and "
+                f"transformers' cache keeps {window} of them, as config.json says: it cannot be run exactly"
+            )
+
+
 def kv_spec(shapes: tuple[LayerShape, ...], block_size: int, element_size: int) -> KVCacheSpec:
     """The KV cache that these layers need; ``element_size`` is bytes of one number in the cache.
 
     One group: blocks behind a layer's window are kept, so a window is the attention's business alone.
     """
-    first = shapes[0]
-    numbers = len(shapes) * 2 * block_size * first.kv_heads * first.head_dim
+    numbers = block_size * sum(shape.numbers for shape in shapes)
     return KVCacheSpec(
         groups=(
             KVCacheGroup(
@@ -163,3 +280,16 @@ def kv_spec(shapes: tuple[LayerShape, ...], block_size: int, element_size: int) 
             ),
         )
     )
+
+
+def kv_words(shapes: tuple[LayerShape, ...]) -> str:
+    """What the cache holds, for people: "30 layers of 3 KV heads, k 64, v 64; window 512 in 25 of 30 layers"."""
+    counted = Counter(f"{_some(s.kv_heads, 'KV head')}, k {s.key_width}, v {s.value_width}" for s in shapes)
+    windows = Counter(s.window for s in shapes if s.window is not None)
+    parts = [f"{_some(count, 'layer')} of {what}" for what, count in counted.items()]
+    parts += [f"window {window} in {count} of {len(shapes)} layers" for window, count in windows.items()]
+    return "; ".join(parts)
+
+
+def _some(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

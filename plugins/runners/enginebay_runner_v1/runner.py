@@ -10,25 +10,35 @@ from typing import Any
 import torch
 
 from enginebay.interfaces import ModelRunner, NoOptions, RunnerContext
-from enginebay.messages import KVCacheSpec, ModelRunnerOutput, SchedulerOutput
-from enginebay.worker import RequestTable
+from enginebay.messages import KVCacheSpec, ModelRunnerOutput, PromptLogprobs, SchedulerOutput, TokenLogprob
+from enginebay.worker import RequestTable, Row, ScheduledRow
 from enginebay.worker.loader import load_causal_lm, torch_dtype
 from enginebay.worker.sampling import Draw, draw_tokens
 from enginebay_runner_v1.attention import ATTENTION, LayerBinding, PagedCache, bind_step, register
 from enginebay_runner_v1.batch import Chunk, lay_out, lay_out_tokens
-from enginebay_runner_v1.probe import LayerShape, attention_modules, kv_spec, probe
+from enginebay_runner_v1.invariant import Invariance, make_invariant
+from enginebay_runner_v1.invariant_attention import InvariantBinding
+from enginebay_runner_v1.invariant_check import Part, check_whole
+from enginebay_runner_v1.probe import LayerShape, attention_modules, kv_spec, kv_words, probe
+from enginebay_runner_v1.prompts import ROWS_AT_ONCE, body_outputs, logprobs_in_chunks, prompt_targets
 
 __all__ = ["RunnerV1"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """One request's tokens of a step: where they begin, their ids, its blocks, and whether it draws."""
+    """One request's tokens of a step: where they begin, their ids, its blocks, and whether it draws.
+
+    ``targets`` are the prompt tokens that its first rows predict, where their log-probabilities are asked for, with
+    ``top`` others beside each.
+    """
 
     start: int
     token_ids: Sequence[int]
     block_ids: Sequence[int]
     samples: bool
+    targets: Sequence[int] = ()
+    top: int = 0
 
 
 class RunnerV1(ModelRunner[NoOptions]):
@@ -40,6 +50,7 @@ class RunnerV1(ModelRunner[NoOptions]):
         self._model: Any = None
         self._shapes: tuple[LayerShape, ...] = ()
         self._cache: PagedCache | None = None
+        self._invariance: Invariance | None = None
 
     def load_model(self) -> None:
         """Map the weights, then probe the attention of each layer."""
@@ -53,9 +64,12 @@ class RunnerV1(ModelRunner[NoOptions]):
             attention=ATTENTION,
         )
         self._shapes = probe(self._model)
+        if context.batch_invariant:
+            modules = attention_modules(self._model)
+            self._invariance = make_invariant(self._model, modules, self._shapes, context.block_size)
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """One group for all layers, of the shape that the probe saw."""
+        """One group for all layers, of the shapes that the probe saw."""
         assert self._shapes, "kv_cache_spec before load_model"
         return kv_spec(self._shapes, self.context.block_size, torch_dtype(self.context.cache_dtype).itemsize)
 
@@ -78,7 +92,8 @@ class RunnerV1(ModelRunner[NoOptions]):
         for count in counts:
             blocks = range(block, block + -(-count // context.block_size))
             block = blocks.stop
-            spans.append(_Span(0, [0] * count, blocks, samples=True))
+            targets = [0] * min(count, ROWS_AT_ONCE) if not spans else ()
+            spans.append(_Span(0, [0] * count, blocks, samples=True, targets=targets))
         return spans
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
@@ -86,12 +101,23 @@ class RunnerV1(ModelRunner[NoOptions]):
         self._bind(num_blocks)
 
     def _bind(self, num_blocks: int) -> None:
-        context, shape = self.context, self._shapes[0]
-        size = (len(self._shapes), 2, num_blocks, context.block_size, shape.kv_heads, shape.head_dim)
-        pages = torch.empty(size, dtype=torch_dtype(context.cache_dtype), device=self._model.device)
-        self._cache = PagedCache(pages)
+        context, device = self.context, self._model.device
+        dtype = torch_dtype(context.cache_dtype)
+
+        def pages(kv_heads: int, width: int) -> torch.Tensor:
+            return torch.empty((num_blocks, context.block_size, kv_heads, width), dtype=dtype, device=device)
+
+        self._cache = PagedCache(
+            tuple((pages(s.kv_heads, s.key_width), pages(s.kv_heads, s.value_width)) for s in self._shapes)
+        )
         for layer, module in enumerate(attention_modules(self._model)):
-            module.eb = LayerBinding(self._cache, layer, self._shapes[layer].window)
+            module.eb = self._binding(self._cache, layer)
+
+    def _binding(self, cache: PagedCache, layer: int) -> LayerBinding:
+        window, fixed = self._shapes[layer].window, self._invariance
+        if fixed is None:
+            return LayerBinding(cache, layer, window)
+        return InvariantBinding(cache, layer, window, fixed.attention, fixed.tile)
 
     def _unbind(self) -> None:
         for module in attention_modules(self._model) if self._model is not None else []:
@@ -102,60 +128,107 @@ class RunnerV1(ModelRunner[NoOptions]):
         """Run one short prompt in block 0, whose content is cleared when a request enters it."""
         count = min(self.context.block_size, self.context.max_model_len)
         self._forward([_Span(0, [0] * count, [0], samples=True)])
+        if self._invariance is not None:
+            assert self._cache is not None, "warm_up before initialize_kv_cache"
+            check_whole(
+                self._run_parts,
+                vocab_size=self.context.model.vocab_size,
+                num_blocks=self._cache.num_blocks,
+                block_size=self.context.block_size,
+                max_model_len=self.context.max_model_len,
+            )
+
+    def _run_parts(self, parts: Sequence[Part]) -> torch.Tensor:
+        return self._forward([_Span(p.start, p.token_ids, p.block_ids, samples=True) for p in parts])[0]
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One forward over all tokens of the step; logits and draws only for the requests that reach their end."""
         scheduled = self.table.begin_step(scheduler_output)
         if not scheduled:
             return self.table.finish_step({})
-        logits = self._forward(
-            [
-                _Span(
-                    part.row.num_computed_tokens,
-                    part.row.token_ids[part.row.num_computed_tokens : part.row.num_computed_tokens + part.num_tokens],
-                    part.row.block_ids[0],
-                    part.samples,
-                )
-                for part in scheduled
-            ]
-        )
+        logits, prompts = self._forward([_span_of(part) for part in scheduled])
         drawing = [part.row for part in scheduled if part.samples]
-        drawn = draw_tokens(
-            logits, [Draw(row.params, row.seed, row.choice, position=len(row.token_ids)) for row in drawing]
-        )
+        drawn = draw_tokens(logits, [self._draw_of(row) for row in drawing])
         sampled = {
             row.request_id: (token,) for row, token in zip(drawing, drawn.token_ids, strict=True) if token is not None
         }
-        return self.table.finish_step(sampled, {drawing[i].request_id: text for i, text in drawn.faults.items()})
+        faults = {drawing[i].request_id: text for i, text in drawn.faults.items()}
+        prompt_logprobs: dict[str, PromptLogprobs] = {}
+        for index, entries in prompts.items():
+            row = scheduled[index].row
+            if isinstance(entries, str):
+                faults[row.request_id] = f"the model's logits for the prompt are {entries}: no log-probability is known"
+            else:
+                prompt_logprobs[row.request_id] = PromptLogprobs(
+                    start=row.num_computed_tokens + 1, entries=tuple(entries)
+                )
+        return self.table.finish_step(
+            sampled,
+            faults,
+            logprobs={drawing[i].request_id: (entry,) for i, entry in drawn.logprobs.items()},
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _draw_of(self, row: Row) -> Draw:
+        eos = self.context.model.eos_token_ids
+        return Draw(row.params, row.token_ids, row.num_prompt_tokens, row.seed, row.choice, eos)
 
     @torch.inference_mode()
-    def _forward(self, spans: Sequence[_Span]) -> torch.Tensor:
-        """Logits ``[drawing rows, vocab]`` of these spans, whose keys and values are in the cache afterwards."""
+    def _forward(self, spans: Sequence[_Span]) -> tuple[torch.Tensor, dict[int, list[TokenLogprob] | str]]:
+        """Run these spans, whose keys and values are in the cache afterwards.
+
+        Returns logits ``[drawing rows, vocab_size]``, and for each span with targets, by its index, their
+        log-probabilities, or what is wrong with its logits.
+        """
         assert self._cache is not None, "a step before initialize_kv_cache"
         device = self._model.device
         positions, last = lay_out_tokens([(span.start, len(span.token_ids)) for span in spans])
         chunks = [Chunk(span.start, len(span.token_ids), span.block_ids) for span in spans]
         windows = dict.fromkeys(shape.window for shape in self._shapes)
-        layouts = {window: lay_out(chunks, self.context.block_size, window) for window in windows}
-        bind_step(self._cache, layouts, self._model.dtype)
+        size, fixed = self.context.block_size, self._invariance
+        tile_blocks = None if fixed is None else fixed.tile // size
+        layouts = {window: lay_out(chunks, size, window, tile_blocks) for window in windows}
+        bind_step(self._cache, layouts, self._model.dtype if fixed is None else torch.float32)
         ids = torch.tensor([token for span in spans for token in span.token_ids], dtype=torch.int64)
         keep = torch.from_numpy(last[[index for index, span in enumerate(spans) if span.samples]])
-        output = self._model(
-            input_ids=ids.unsqueeze(0).to(device),
-            position_ids=torch.from_numpy(positions).unsqueeze(0).to(device),
-            use_cache=False,
-            logits_to_keep=keep.to(device),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        inputs = {
+            "input_ids": ids.unsqueeze(0).to(device),
+            "position_ids": torch.from_numpy(positions).unsqueeze(0).to(device),
+            "use_cache": False,
+        }
+        asking = [index for index, span in enumerate(spans) if span.targets]
+        with body_outputs(self._model) as outputs:
+            logits: torch.Tensor = self._model(**inputs, logits_to_keep=keep.to(device)).logits[0]
+        prompts = {}
+        for index in asking:
+            span, begin = spans[index], int(last[index]) + 1 - len(spans[index].token_ids)
+            rows = range(begin, begin + len(span.targets))
+            prompts[index] = logprobs_in_chunks(self._model, inputs, outputs[0], rows, span.targets, span.top)
+        return logits, prompts
 
     def in_force(self) -> dict[str, str]:
         """What runs."""
-        return {"attention": "paged_sdpa", "execution": "eager"}
+        common = {"execution": "eager", "kv_cache": kv_words(self._shapes)}
+        if self._invariance is None:
+            return {"attention": "paged_sdpa", **common}
+        return {"attention": "paged_tiles", **common, "batch_invariant": self._invariance.words}
 
     def close(self) -> None:
         """Drop model and cache; also after a failed load."""
         self._unbind()
         self._model = None
         self._shapes = ()
+        self._invariance = None
         self.table = RequestTable()
+
+
+def _span_of(part: ScheduledRow) -> _Span:
+    row, start = part.row, part.row.num_computed_tokens
+    return _Span(
+        start,
+        row.token_ids[start : start + part.num_tokens],
+        row.block_ids[0],
+        part.samples,
+        prompt_targets(part),
+        row.params.prompt_logprobs or 0,
+    )

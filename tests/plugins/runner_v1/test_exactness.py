@@ -3,86 +3,167 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
 from enginebay.messages import SamplingParams
 from enginebay.testing import RunnerDriver, StartedRunner, start_runner
-from support.tiny_models import FAMILIES, VOCAB, reference
+from enginebay_runner_v1.known import FAMILIES as ALLOWED
+from enginebay_runner_v1.scores import ScoreRule
+from support.parity import Reference
+from support.tiny_models import FAMILIES, VOCAB
 
-NUM_BLOCKS, NEW_TOKENS = 96, 20
-LENGTHS = (1, 5, 15, 16, 17, 33, 60, 100)
-PARAMS = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-
-
-def prompts() -> list[list[int]]:
-    random = Random(1)
-    return [[random.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+NUM_BLOCKS = 96
+SHORT, LONG = (1, 7, 16, 17, 40), (1, 5, 15, 16, 17, 33, 60, 100)
+"""Prompt lengths of the suite and of the soak: around a block's end, and longer than every window."""
+FEW, MANY = 8, 20
 
 
 class Case:
-    """One family: the running runner, and what ``generate`` answers."""
+    """One family: the running runner, and what ``generate`` answers to a few prompts."""
 
-    def __init__(self, started: StartedRunner, expected: list[list[int]]) -> None:
+    def __init__(self, started: StartedRunner, reference: Reference, lengths: tuple[int, ...], new_tokens: int) -> None:
+        random = Random(1)
+        self.prompts = [[random.randrange(VOCAB) for _ in range(length)] for length in lengths]
+        self.params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
         self.started = started
-        self.expected = expected
+        self.reference = reference
+        self.expected = [self.reference.generate(prompt, new_tokens) for prompt in self.prompts]
 
     def answers(
-        self, *, which: list[int] | None = None, chunk: int | None = None, shuffle: int | None = None
+        self, *, which: int | None = None, chunk: int | None = None, shuffle: int | None = None
     ) -> list[list[int]]:
         driver = RunnerDriver(self.started.runner, num_blocks=NUM_BLOCKS, block_size=16, shuffle=shuffle)
-        for index, prompt in enumerate(prompts()):
-            if which is None or index in which:
-                driver.add(str(index), prompt, PARAMS)
+        for index, prompt in enumerate(self.prompts):
+            if which in (None, index):
+                driver.add(str(index), prompt, self.params)
         answers = list(driver.run(chunk=chunk).values())
         driver.step({})
         return answers
 
+    def check(self, answers: list[list[int]]) -> None:
+        """They are those of ``generate``, or differ first where its two best logits are a near tie."""
+        if answers != self.expected:
+            self.reference.compare(self.prompts, answers).check()
 
-@pytest.fixture(params=sorted(FAMILIES))
-def case(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> Iterator[Case]:
-    folder = tiny(request.param)
-    with start_runner("v1", folder, num_blocks=NUM_BLOCKS) as started:
-        yield Case(started, reference(folder, prompts(), NEW_TOKENS))
+    def differs(self, answers: list[list[int]]) -> bool:
+        """The comparison above would fail."""
+        return answers != self.expected and bool(self.reference.compare(self.prompts, answers).faults)
 
 
+@pytest.fixture
+def case(
+    request: pytest.FixtureRequest, tiny: Callable[[str], Path], reference_of: Callable[[str], Reference]
+) -> Iterator[Case]:
+    with start_runner("v1", tiny(request.param), num_blocks=NUM_BLOCKS) as started:
+        yield Case(started, reference_of(request.param), SHORT, FEW)
+
+
+@pytest.fixture
+def long_case(
+    request: pytest.FixtureRequest, tiny: Callable[[str], Path], reference_of: Callable[[str], Reference]
+) -> Iterator[Case]:
+    with start_runner("v1", tiny(request.param), num_blocks=NUM_BLOCKS) as started:
+        yield Case(started, reference_of(request.param), LONG, MANY)
+
+
+def test_every_architecture_of_the_list_has_a_tiny_model() -> None:
+    assert {architecture for architecture, _ in FAMILIES.values()} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("case", sorted(FAMILIES), indirect=True)
 def test_tokens_equal_generate(case: Case) -> None:
-    assert len({token for answer in case.expected for token in answer}) > 20, "the model says the same all the time"
-    assert case.answers() == case.expected
-    assert case.answers(chunk=7) == case.expected
-    assert case.answers(shuffle=3) == case.expected
-    assert case.answers(chunk=7, shuffle=4) == case.expected
-    assert [case.answers(which=[index])[0] for index in range(len(LENGTHS))] == case.expected
+    assert len({token for answer in case.expected for token in answer}) >= 8, "the model says the same all the time"
+    case.check(case.answers(shuffle=3))
+    case.check(case.answers(chunk=7, shuffle=4))
+    last = len(case.prompts) - 1
+    assert case.answers(which=last) == [case.expected[last]]
 
 
-@pytest.mark.parametrize("case", ["mistral-window", "qwen2-mixed-window"], indirect=True)
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_window_that_is_off_by_one_is_noticed(case: Case, change: int) -> None:
-    """The comparison above can fail: it sees a window that is one token too short or too long."""
-    runner = case.started.runner
-    model = runner._model  # type: ignore[attr-defined]  # the test breaks the runner from within
-    wrong = {}
-    for layer in model.model.layers:
-        module = layer.self_attn
-        if module.eb.window is not None:
-            module.eb.window += change
-            module.sliding_window = module.eb.window
-            wrong[module.eb.window - change] = module.eb.window
-    model.config.sliding_window = next(iter(wrong.values()))
-    runner._shapes = tuple(  # type: ignore[attr-defined]  # as above
-        type(shape)(shape.heads, shape.kv_heads, shape.head_dim, wrong.get(shape.window, shape.window))
-        for shape in runner._shapes  # type: ignore[attr-defined]  # as above
-    )
-    assert case.answers() != case.expected
+@pytest.mark.parametrize("case", sorted(FAMILIES), indirect=True)
+def test_log_probabilities_are_those_of_the_log_softmax(case: Case) -> None:
+    """Scales and caps between the last layer and the logits are each family's own."""
+    prompt, answer = case.prompts[-1], case.expected[-1]
+    params = SamplingParams(max_tokens=len(answer), ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    driver = RunnerDriver(case.started.runner, num_blocks=NUM_BLOCKS, block_size=16)
+    driver.add("a", prompt, params)
+    assert driver.run(chunk=7) == {"a": answer}
+    driver.step({})
+    with torch.inference_mode():
+        ids = torch.tensor([[*prompt, *answer]])
+        expected = torch.log_softmax(case.reference.model(input_ids=ids, use_cache=False).logits[0].double(), dim=-1)
+    entries = [entry for chunk in driver.prompt_logprobs["a"] for entry in chunk.entries] + driver.logprobs["a"]
+    assert len(entries) == len(prompt) - 1 + len(answer)
+    for position, entry in enumerate(entries):
+        assert entry.logprob == pytest.approx(float(expected[position, ids[0, position + 1]]), abs=2e-4)
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral-window"], indirect=True)
+@pytest.mark.soak
+@pytest.mark.parametrize("long_case", sorted(FAMILIES), indirect=True)
+def test_more_tokens_equal_generate(long_case: Case) -> None:
+    case = long_case
+    for chunk in (None, 1, 7):
+        for shuffle in (None, 3):
+            case.check(case.answers(chunk=chunk, shuffle=shuffle))
+    case.check([case.answers(which=index)[0] for index in range(len(case.prompts))])
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral-window", "gpt-oss"], indirect=True)
 def test_what_blocks_held_before_is_never_read(case: Case) -> None:
     """NaN in every slot of the cache, as a faulty request may leave it: 0 times NaN would still be NaN."""
-    case.started.runner._cache.pages.fill_(torch.nan)  # type: ignore[attr-defined]  # the test spoils it from within
-    assert case.answers(shuffle=1) == case.expected
-    case.started.runner._cache.pages.fill_(torch.nan)  # type: ignore[attr-defined]  # as above
-    assert case.answers(chunk=5) == case.expected
+    for chunk in (None, 5):
+        for layer in case.started.runner._cache.pages:  # type: ignore[attr-defined]  # the test spoils it from within
+            for pages in layer:
+                pages.fill_(torch.nan)
+        assert case.answers(chunk=chunk, shuffle=1) == case.expected
+
+
+# how the comparison is known to fail: what a runner may get wrong, one at a time
+
+
+def _rule_changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[ScoreRule], ScoreRule]) -> None:
+    original = ScoreRule.of
+    monkeypatch.setattr(ScoreRule, "of", lambda options: change(original(options)))
+
+
+def _windows_moved(case: Case, change: int) -> None:
+    runner: Any = case.started.runner
+    runner._shapes = tuple(replace(shape, window=shape.window and shape.window + change) for shape in runner._shapes)
+    runner._bind(NUM_BLOCKS)
+
+
+@pytest.mark.parametrize("case", sorted(FAMILIES), indirect=True)
+def test_what_is_changed_on_purpose_is_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window by one token, each scale, cap and sink."""
+    runner: Any = case.started.runner
+    shapes, rules = runner._shapes, []
+
+    def rescaled(rule: ScoreRule) -> ScoreRule:
+        rules.append(rule)
+        return replace(rule, scale=rule.scale * 1.3)
+
+    changes: dict[str, Callable[[ScoreRule], ScoreRule]] = {"scale": rescaled}
+    unnoticed = []
+    while changes:
+        name, change = changes.popitem()
+        with monkeypatch.context() as patch:
+            _rule_changed(patch, change)
+            if not case.differs(case.answers()):
+                unnoticed.append(name)
+        if name == "scale" and rules[0].softcap is not None:
+            changes["cap"] = lambda rule: replace(rule, softcap=rule.softcap and rule.softcap * 1.5)
+            changes["no cap"] = lambda rule: replace(rule, softcap=None)
+        if name == "scale" and rules[0].sinks is not None:
+            changes["sinks"] = lambda rule: replace(rule, sinks=rule.sinks if rule.sinks is None else rule.sinks + 0.5)
+            changes["no sinks"] = lambda rule: replace(rule, sinks=None)
+    for by in (-1, 1) if any(shape.window for shape in shapes) else ():
+        _windows_moved(case, by)
+        if not case.differs(case.answers()):
+            unnoticed.append(f"window {by:+}")
+        runner._shapes = shapes
+    assert not unnoticed

@@ -12,25 +12,15 @@ import torch
 from enginebay.errors import ModelError
 from enginebay.worker.loader import load_causal_lm
 from enginebay_runner_v1.attention import ATTENTION, register
-from enginebay_runner_v1.probe import LayerShape, probe
+from enginebay_runner_v1.probe import LayerShape, kv_spec, probe
 from support.tiny_models import edit_config, make_model
 
 
-@pytest.fixture
-def load(tiny: Callable[[str], Path]) -> Callable[[str, str], Any]:
-    def load_one(family: str, architecture: str) -> Any:
-        register()
-        return load_causal_lm(
-            tiny(family), architecture=architecture, dtype="float32", device="cpu", attention=ATTENTION
-        )
-
-    return load_one
-
-
 def test_it_sees_heads_widths_and_windows(load: Callable[[str, str], Any]) -> None:
-    full, windowed = LayerShape(6, 2, 8, None), LayerShape(6, 2, 8, 9)
+    full, windowed = LayerShape(6, 2, 8, 8, None), LayerShape(6, 2, 8, 8, 9)
     assert probe(load("qwen2-mixed-window", "Qwen2ForCausalLM")) == (full, windowed, windowed)
-    assert probe(load("qwen3", "Qwen3ForCausalLM")) == (LayerShape(6, 2, 16, None),) * 3
+    assert probe(load("qwen3", "Qwen3ForCausalLM")) == (LayerShape(6, 2, 16, 16, None),) * 3
+    assert probe(load("deepseek-v2", "DeepseekV2ForCausalLM")) == (LayerShape(6, 6, 16, 12, None),) * 3
 
 
 def test_it_leaves_nothing_on_the_modules(load: Callable[[str, str], Any]) -> None:
@@ -60,7 +50,7 @@ def test_a_layer_that_calls_attention_twice(load: Callable[[str, str], Any]) -> 
         probe(model)
 
 
-@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias", "something_new"])
+@pytest.mark.parametrize("option", ["position_bias", "indices", "something_new"])
 def test_an_option_that_it_does_not_know(load: Callable[[str, str], Any], option: str) -> None:
     model = load("llama", "LlamaForCausalLM")
     attention = model.model.layers[2].self_attn
@@ -75,7 +65,9 @@ def test_a_mask_of_the_models_own(load: Callable[[str, str], Any]) -> None:
     attention = model.model.layers[0].self_attn
     original = attention.forward
     attention.forward = lambda **keywords: original(**{**keywords, "attention_mask": torch.zeros(1, 1, 3, 3)})
-    with pytest.raises(ModelError, match=r"^layer 0: transformers builds a mask, which paged attention ignores$"):
+    with pytest.raises(
+        ModelError, match=r"^layer 0 attends with a mask of its own, which paged attention does not have$"
+    ):
         probe(model)
 
 
@@ -86,13 +78,84 @@ def test_attention_modules_that_are_not_one_per_layer(load: Callable[[str, str],
         probe(model)
 
 
-def test_layers_of_unlike_shape(load: Callable[[str, str], Any]) -> None:
+def test_layers_of_unlike_shape_each_have_their_own_pages(load: Callable[[str, str], Any]) -> None:
     model = load("llama", "LlamaForCausalLM")
     attention = model.model.layers[1].self_attn
     for part, size in ((attention.k_proj, 48), (attention.v_proj, 48)):
         part.weight = torch.nn.Parameter(torch.randn(size, 48), requires_grad=False)
-    with pytest.raises(ModelError, match=r"^layer 1 caches \(6, 8\) \(KV heads, width\), layer 0 \(2, 8\); "):
+    shapes = probe(model)
+    assert [shape.kv_heads for shape in shapes] == [2, 6, 2]
+    assert kv_spec(shapes, 16, 2).groups[0].bytes_per_block == 16 * 2 * (2 + 6 + 2) * (8 + 8)
+
+
+def _given(attention: Any, **changed: Any) -> None:
+    """From now on the module's attention is called with these options too."""
+    original = attention.forward
+    attention.forward = lambda **keywords: original(**{**keywords, **changed})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("softcap", 0.0, "layer 2: softcap is 0.0, and scores are capped at more than 0"),
+        ("softcap", "x", "layer 2: softcap is 'x', and scores are capped at more than 0"),
+        ("s_aux", torch.ones(2), "layer 2: s_aux is no tensor of 6 sinks, one for each head"),
+        ("s_aux", 1.0, "layer 2: s_aux is no tensor of 6 sinks, one for each head"),
+        (
+            "sliding_window",
+            3,
+            "layer 2: attention is given a window of 3, and its mask has None: it cannot be run exactly",
+        ),
+    ],
+)
+def test_an_option_of_a_value_that_means_nothing(
+    load: Callable[[str, str], Any], option: str, value: object, message: str
+) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    _given(model.model.layers[2].self_attn, **{option: value})
+    with pytest.raises(ModelError) as caught:
         probe(model)
+    assert str(caught.value) == message
+
+
+def test_caps_and_sinks_are_served(load: Callable[[str, str], Any]) -> None:
+    model = load("llama", "LlamaForCausalLM")
+    _given(model.model.layers[2].self_attn, softcap=3, s_aux=torch.ones(6))
+    assert probe(model) == (LayerShape(6, 2, 8, 8, None),) * 3
+
+
+def test_a_window_that_only_the_mask_tells(load: Callable[[str, str], Any]) -> None:
+    """Some classes do not hand the window to attention; the mask that they ask for has it."""
+    windows = [shape.window for shape in probe(load("phimoe", "PhimoeForCausalLM"))]
+    assert windows == [12, 12, 12]
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_frequencies_that_follow_the_length(tmp_path: Path, rope: str) -> None:
+    parameters = {
+        "rope_type": rope,
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    with pytest.raises(ModelError) as caught:
+        _probe(make_model(tmp_path / "model", "llama", rope_parameters=parameters), "LlamaForCausalLM")
+    assert str(caught.value) == (
+        f"model.rotary_emb has rope type '{rope}'; run exactly are default, linear, llama3, yarn"
+    )
+
+
+def test_a_window_that_only_transformers_cache_has(tmp_path: Path) -> None:
+    folder = edit_config(make_model(tmp_path / "model", "llama"), sliding_window=8)
+    with pytest.raises(ModelError) as caught:
+        _probe(folder, "LlamaForCausalLM")
+    assert str(caught.value) == (
+        "layer 0 sees all tokens, and transformers' cache keeps 8 of them, as config.json says: "
+        "it cannot be run exactly"
+    )
+    assert _probe(edit_config(folder, sliding_window=512), "LlamaForCausalLM"), "as long as a text may be"
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -114,12 +177,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
             "layer 1 attends with a window of 12, and config.json has it as 'full_attention' with None",
         ),
         (
-            "qwen2",
-            "Qwen2ForCausalLM",
-            {"layer_types": [FULL, FULL, SLIDING], "use_sliding_window": False, "sliding_window": 8},
-            "layer 2 attends with a window of None, and config.json has it as 'sliding_attention' with None",
-        ),
-        (
             "llama",
             "LlamaForCausalLM",
             {"layer_types": [SLIDING] * 3, "sliding_window": 8},
@@ -134,6 +191,16 @@ def test_windows_that_are_not_those_of_layer_types(
     with pytest.raises(ModelError) as caught:
         _probe(edit_config(make_model(tmp_path / "model", family), **config), architecture)
     assert str(caught.value) == f"{message}: it cannot be run exactly"
+
+
+def test_a_window_that_config_json_switches_off(tmp_path: Path) -> None:
+    config = {"layer_types": [FULL, FULL, SLIDING], "use_sliding_window": False, "sliding_window": 8}
+    with pytest.raises(ModelError) as caught:
+        _probe(edit_config(make_model(tmp_path / "model", "qwen2"), **config), "Qwen2ForCausalLM")
+    assert str(caught.value) == (
+        "Qwen2ForCausalLM does not run as config.json describes it: "
+        "ValueError: Could not find a `sliding_window` argument in the config, or it is not set"
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +225,7 @@ def test_a_window_that_shows_a_token_nothing(tmp_path: Path, window: int) -> Non
     with pytest.raises(ModelError) as caught:
         _probe(folder, "MistralForCausalLM")
     assert str(caught.value) == (
-        f"layer 0: sliding_window is {window}, and a token sees at least itself: 1 or more, or null"
+        f"layer 0 has a window of {window}, and a token sees at least itself: 1 or more, or null"
     )
 
 

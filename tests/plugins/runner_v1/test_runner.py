@@ -12,6 +12,7 @@ import torch
 
 from enginebay.messages import KVCacheGroup, KVCacheSpec, SamplingParams
 from enginebay.testing import RunnerDriver, start_runner
+from enginebay_runner_v1.probe import LayerShape, kv_words
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 
@@ -51,14 +52,14 @@ def test_profile_run_takes_the_largest_step_and_leaves_nothing(tiny: Callable[[s
         handle = model.register_forward_hook(lambda _m, _a, kw, out: seen.append(out.logits.shape), with_kwargs=True)
         runner.profile_run()
         handle.remove()
-        assert [tuple(shape) for shape in seen] == [(1, 5, 199)]
+        assert [tuple(shape) for shape in seen] == [(1, 5, 199), (1, 36, 199)]  # draws, then the prompt of the longest
         assert runner._cache is None  # type: ignore[attr-defined]  # as above
 
 
 def test_close_gives_the_memory_back(tiny: Callable[[str], Path]) -> None:
     with start_runner("v1", tiny("llama")) as started:
         runner = started.runner
-        held = [weakref.ref(runner._model), weakref.ref(runner._cache.pages)]  # type: ignore[attr-defined]  # as above
+        held = [weakref.ref(runner._model), weakref.ref(runner._cache.pages[0][0])]  # type: ignore[attr-defined]  # as above
         runner.close()
         gc.collect()
         assert [reference() for reference in held] == [None, None]
@@ -67,8 +68,19 @@ def test_close_gives_the_memory_back(tiny: Callable[[str], Path]) -> None:
 
 def test_what_is_in_force(tiny: Callable[[str], Path]) -> None:
     with start_runner("v1", tiny("llama")) as started:
-        assert started.runner.in_force() == {"attention": "paged_sdpa", "execution": "eager"}
+        assert started.runner.in_force() == {
+            "attention": "paged_sdpa",
+            "execution": "eager",
+            "kv_cache": "3 layers of 2 KV heads, k 8, v 8",
+        }
         assert started.capabilities.attention == "paged_sdpa"
+
+
+def test_the_cache_in_words() -> None:
+    shapes = (LayerShape(9, 3, 64, 64, 512),) * 5 + (LayerShape(9, 3, 64, 64, None), LayerShape(9, 1, 96, 64, None))
+    assert kv_words(shapes) == (
+        "6 layers of 3 KV heads, k 64, v 64; 1 layer of 1 KV head, k 96, v 64; window 512 in 5 of 7 layers"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
