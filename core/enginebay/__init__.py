@@ -17,8 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from enginebay.engine.answers import Choice, Completion
     from enginebay.engine.async_llm import AsyncLLM
-    from enginebay.engine.llm import LLM, Completion
+    from enginebay.engine.llm import LLM
     from enginebay.errors import EnginebayError
     from enginebay.interfaces import API_VERSION
     from enginebay.messages import FinishReason, RequestOutput, SamplingParams
@@ -28,7 +29,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "API_VERSION": "enginebay.interfaces",
     "AsyncLLM": "enginebay.engine.async_llm",
-    "Completion": "enginebay.engine.llm",
+    "Choice": "enginebay.engine.answers",
+    "Completion": "enginebay.engine.answers",
     "EnginebayError": "enginebay.errors",
     "FinishReason": "enginebay.messages",
     "LLM": "enginebay.engine.llm",
@@ -40,6 +42,7 @@ __all__ = [
     "API_VERSION",
     "LLM",
     "AsyncLLM",
+    "Choice",
     "Completion",
     "EnginebayError",
     "FinishReason",

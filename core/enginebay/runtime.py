@@ -54,6 +54,10 @@ class Clock(ABC):
     def wait_future(self, future: Future[T], deadline: float | None) -> T:
         """The future's result; raises ``TimeoutError`` when ``deadline`` (seconds of ``now``) passes first."""
 
+    def event(self) -> Future[None]:
+        """Something to wait for, that any thread may set; a clock that one thread drives can make a cheaper one."""
+        return Future()
+
 
 class ChannelClosed(ConnectionError):
     """The other end of a channel is gone."""

@@ -57,29 +57,38 @@ from enginebay.messages import (
     SchedulerOutput,
     StepReport,
     StepResult,
+    TokenLogprob,
 )
 from enginebay.runtime import Runtime, system_runtime
 from enginebay.scheduling import MechanicsScheduler, check_fits
 from enginebay.transport import decode_call, encode, unwrap
 from enginebay.worker import HostDevice, RequestTable, ScheduledRow
 from enginebay.worker.failure import describe_failure
+from support.fake_logprobs import told_of
 
 BOS, EOS, VOCAB = 256, 257, 258
 DEFAULT = "the quick brown fox jumps over the lazy dog. "
 
 
-def text_token(prompt: Sequence[int], num_output: int) -> int:
+def text_token(prompt: Sequence[int], num_output: int, choice: int = 0) -> int:
     """The token after ``num_output`` tokens of answer: bytes of ``DEFAULT``, or of what the prompt asks for.
 
-    A prompt with ``say:`` is answered with the text after its last ``say:``, and then the end.
+    A prompt with ``say:`` is answered with the text after its last ``say:``, and then the end; ``%`` in it is the
+    number of the choice.
     """
     asked = bytes(t for t in prompt if t < BOS)
     _, marker, said = asked.rpartition(b"say:")
-    said = said.partition(b"\n")[0]
+    said = said.partition(b"\n")[0].replace(b"%", str(choice).encode())
     if marker:
         return said[num_output] if num_output < len(said) else EOS
     return DEFAULT.encode()[num_output % len(DEFAULT)]
 
+
+FEATURES = frozenset(
+    {"top_k", "top_p", "min_p", "seed", "n", "penalties", "logit_bias", "bad_words", "min_tokens"}
+    | {"logprobs", "prompt_logprobs", "batch_invariant"}
+)
+"""All that a runner can declare."""
 
 Draw = Callable[[ScheduledRow], tuple[int, ...]]
 
@@ -88,7 +97,7 @@ def draw_text(one: ScheduledRow) -> tuple[int, ...]:
     """One token of ``text_token``."""
     row = one.row
     prompt = row.token_ids[: row.num_prompt_tokens]
-    return (text_token(prompt, len(row.token_ids) - row.num_prompt_tokens),)
+    return (text_token(prompt, len(row.token_ids) - row.num_prompt_tokens, row.choice),)
 
 
 class FakeExecutor(Executor[NoOptions]):
@@ -143,7 +152,8 @@ class FakeExecutor(Executor[NoOptions]):
             one.row.request_id: self.faults[one.row.request_id] for one in rows if one.row.request_id in self.faults
         }
         drawn = {one.row.request_id: self.draw(one) for one in rows if one.samples}
-        output = self.table.finish_step(drawn, faults)
+        logprobs, prompt_logprobs = told_of(rows, {k: () if k in faults else ids for k, ids in drawn.items()})
+        output = self.table.finish_step(drawn, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         self._drawn = output
         return None if self.two_phases else output
 
@@ -257,7 +267,14 @@ class FakeEngine:
             make_scheduler=make,
             runtime=self.runtime,
             hooks=self.hooks,
-            limits=AdmissionLimits(vocab_size=VOCAB, runner="runner 'fake' 1.0", features=features, check_fits=fits),
+            limits=AdmissionLimits(
+                vocab_size=VOCAB,
+                runner="runner 'fake' 1.0",
+                features=features,
+                check_fits=fits,
+                max_model_len=max_model_len,
+                bad_word_ids=lambda word: (tuple(word.encode()), tuple(f" {word}".encode())),
+            ),
             detokenizer=detokenizer,
             model="fake-model",
             scheduler_name="scheduler 'fake' 1.0",
@@ -269,6 +286,8 @@ class FakeEngine:
             in_force={},
         )
         self.core = EngineCore(replace(self.parts, **parts))
+        self.logprobs: dict[str, list[TokenLogprob]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprob]] = {}
         self.texts: dict[str, str] = {}
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, RequestOutput] = {}
@@ -283,16 +302,22 @@ class FakeEngine:
         )
 
     def step(self) -> list[RequestOutput]:
-        """One step; outputs are added up, and their offsets checked: gapless and unique."""
+        """One step; outputs are added up, and their offsets checked: gapless and unique.
+
+        The second choice of request "a" is "a/1" in what is kept, the first is "a".
+        """
         outputs, _ = self.core.step()
         for output in outputs:
-            tokens = self.tokens.setdefault(output.request_id, [])
-            assert output.offset == len(tokens), f"{output.request_id}: offset {output.offset}, expected {len(tokens)}"
+            name = f"{output.request_id}/{output.choice}" if output.choice else output.request_id
+            tokens = self.tokens.setdefault(name, [])
+            assert output.offset == len(tokens), f"{name}: offset {output.offset}, expected {len(tokens)}"
             tokens.extend(output.token_ids)
-            self.texts[output.request_id] = self.texts.get(output.request_id, "") + output.text
+            self.logprobs.setdefault(name, []).extend(output.logprobs)
+            self.prompt_logprobs.setdefault(name, []).extend(output.prompt_logprobs)
+            self.texts[name] = self.texts.get(name, "") + output.text
             if output.finish_reason is not None:
-                assert output.request_id not in self.last, f"{output.request_id} ends twice"
-                self.last[output.request_id] = output
+                assert name not in self.last, f"{name} ends twice"
+                self.last[name] = output
         return outputs
 
     def run(self, most: int = 10_000) -> None:
@@ -316,6 +341,13 @@ class FakeOptions(Options):
 
     step_seconds: Annotated[float, Field(ge=0, description="How long each step takes.")] = 0.0
     fail: Annotated[str, Field(description="Name of the method that raises.")] = ""
+
+
+class FakeExtra(Options):
+    """What the fake runner takes in a request's ``extra``; it does nothing with it."""
+
+    mood: Annotated[str, Field(description="Any.")] = "calm"
+    level: Annotated[int, Field(ge=0, le=9)] = 0
 
 
 class FakeRunner(ModelRunner[FakeOptions]):
@@ -354,7 +386,9 @@ class FakeRunner(ModelRunner[FakeOptions]):
             raise ValueError("asked to crash")
         faults = {request_id: "logits are NaN" for request_id, prompt in prompts.items() if b"fault" in prompt}
         drawn = {one.row.request_id: draw_text(one) for one in rows if one.samples}
-        return self.table.finish_step({k: v for k, v in drawn.items() if k not in faults}, faults)
+        drawn = {k: v for k, v in drawn.items() if k not in faults}
+        logprobs, prompt_logprobs = told_of(rows, drawn)
+        return self.table.finish_step(drawn, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 @hookimpl
@@ -365,7 +399,10 @@ def enginebay_register_runners() -> list[RunnerPlugin[FakeOptions]]:
             name="fake",
             options=FakeOptions,
             factory=FakeRunner,
-            capabilities=RunnerCapabilities(features=frozenset({"seed"})),
+            capabilities=RunnerCapabilities(
+                features=frozenset({"seed", "n", "min_tokens", "logprobs", "prompt_logprobs"})
+            ),
+            request_extra=FakeExtra,
             device=lambda kind: HostDevice(),
             supports=lambda model: None if model.model_type == "fake" else "it only runs fake models",
         )

@@ -29,6 +29,7 @@ from enginebay.messages import (
     NewRequest,
     PluginIdentity,
     PluginsLoaded,
+    PromptLogprobs,
     RankPlace,
     Result,
     ResumedRequest,
@@ -39,6 +40,7 @@ from enginebay.messages import (
     Shutdown,
     StartPayload,
     StepResult,
+    TokenLogprob,
     WorkerFailure,
     WorkerInfo,
     WorldPlan,
@@ -71,11 +73,23 @@ PARAMS = st.builds(
     temperature=FLOATS,
     top_k=INTS,
     top_p=FLOATS,
+    min_p=FLOATS,
     seed=st.none() | INTS,
+    n=INTS,
+    repetition_penalty=FLOATS,
+    presence_penalty=FLOATS,
+    frequency_penalty=FLOATS,
+    logit_bias=st.dictionaries(INTS, FLOATS, max_size=2),
+    bad_words=some(TEXT),
+    bad_words_token_ids=BLOCKS,
+    min_tokens=INTS,
     stop=some(TEXT),
     stop_token_ids=TOKENS,
     ignore_eos=st.booleans(),
     skip_special_tokens=st.booleans(),
+    truncate_prompt_tokens=st.none() | INTS,
+    logprobs=st.none() | INTS,
+    prompt_logprobs=st.none() | INTS,
 )
 NEW = st.builds(
     NewRequest,
@@ -116,11 +130,14 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
         grammar_output=st.none() | st.builds(GrammarOutput, request_ids=some(TEXT), bitmask=BYTES, words_per_row=INTS),
     ),
 )
+ENTRIES = st.builds(TokenLogprob, token_id=INTS, logprob=FLOATS, rank=INTS, top=some(st.tuples(INTS, FLOATS)))
 OUTPUTS = st.builds(
     ModelRunnerOutput,
     request_ids=some(TEXT),
     sampled_token_ids=BLOCKS,
     faults=st.dictionaries(TEXT, TEXT, max_size=2),
+    logprobs=st.dictionaries(TEXT, some(ENTRIES), max_size=2),
+    prompt_logprobs=st.dictionaries(TEXT, st.builds(PromptLogprobs, start=INTS, entries=some(ENTRIES)), max_size=2),
     annex=ANNEX,
 )
 SNAPSHOTS = st.builds(

@@ -11,22 +11,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from enginebay.engine.answers import Choice, Completion
     from enginebay.engine.assembly import start
     from enginebay.engine.async_llm import AsyncLLM
     from enginebay.engine.core import EngineCore
-    from enginebay.engine.llm import LLM, Completion
+    from enginebay.engine.llm import LLM
     from enginebay.engine.parts import EngineStats
 
 _HOMES = {
     "AsyncLLM": "enginebay.engine.async_llm",
-    "Completion": "enginebay.engine.llm",
+    "Choice": "enginebay.engine.answers",
+    "Completion": "enginebay.engine.answers",
     "EngineCore": "enginebay.engine.core",
     "EngineStats": "enginebay.engine.parts",
     "LLM": "enginebay.engine.llm",
     "start": "enginebay.engine.assembly",
 }
 
-__all__ = ["LLM", "AsyncLLM", "Completion", "EngineCore", "EngineStats", "start"]
+__all__ = ["LLM", "AsyncLLM", "Choice", "Completion", "EngineCore", "EngineStats", "start"]
 
 
 def __getattr__(name: str) -> Any:

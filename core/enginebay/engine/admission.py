@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
+import msgspec
+from pydantic import ValidationError
+
+from enginebay.engine.checks import check_sequence, check_unicode, is_finite, is_int, refuse, shown
+from enginebay.engine.ledger import choice_id
+from enginebay.engine.limits import (
+    MAX_BYTES_PER_TOKEN,
+    MAX_EXTRA_BYTES,
+    MAX_ID_CHARS,
+    MAX_PROMPT_BYTES,
+    AdmissionLimits,
+)
+from enginebay.engine.params import check_params, plain_params, with_bad_words
 from enginebay.engine.plain import plain, plain_float
-from enginebay.errors import InvalidRequest
+from enginebay.errors import InvalidRequest, RequestTooLong
+from enginebay.interfaces import Options
 from enginebay.messages import EngineRequest, ExecuteModel, NewRequest, SamplingParams, SchedulerOutput
 from enginebay.transport import TransportError, decode_call, encode
 
-__all__ = [
-    "MAX_EXTRA_BYTES",
-    "MAX_ID_CHARS",
-    "MAX_STOP_CHARS",
-    "MAX_STOP_STRINGS",
-    "AdmissionLimits",
-    "Ask",
-    "admit",
-    "check_id",
-    "validate",
-]
-
-MAX_ID_CHARS = 256
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKENS = 1024
-MAX_EXTRA_BYTES = 64 * 1024
-
-_SEED_BITS = 64
-_INT_BITS = 63
-"""Integers cross to the workers, and into traces, as signed numbers of 64 bits."""
+__all__ = ["AdmissionLimits", "Ask", "admit", "check_id", "check_size", "validate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,181 +46,165 @@ class Ask:
     extra: dict[str, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdmissionLimits:
-    """What the engine in force can take. ``has_text``: whether the model has a tokenizer.
-
-    ``runner`` is how messages name it: "runner 'v1' 1.0". ``check_fits`` gets (prompt tokens, max_tokens) and raises
-    ``RequestTooLong``, with the numbers, for a request that can never run.
-    """
-
-    vocab_size: int
-    runner: str
-    features: frozenset[str]
-    check_fits: Callable[[int, int], None]
-    has_text: bool = True
-
-
 def validate(ask: Ask, limits: AdmissionLimits) -> Ask:
-    """The request with values of plain types, when it may pass.
+    """The request with values of plain types, its prompt truncated and its bad words resolved, when it may pass.
 
     Raises ``InvalidRequest`` (or ``RequestTooLong``) with the field at fault.
     """
     ask = _plain_ask(ask)
     check_id(ask.request_id)
+    check_params(ask.params, limits)
+    params = with_bad_words(ask.params, limits)
+    ask = replace(ask, params=params, prompt_token_ids=_truncated(ask.prompt_token_ids, params.truncate_prompt_tokens))
     _check_prompt(ask.prompt_token_ids, limits.vocab_size)
-    _check_params(ask.params, limits)
     _check_rest(ask)
-    limits.check_fits(len(ask.prompt_token_ids), ask.params.max_tokens)
+    _check_extra(ask.extra, limits)
+    limits.check_fits(len(ask.prompt_token_ids), params.max_tokens)
     _check_crosses(ask)
     return ask
 
 
-def _plain_ask(ask: Ask) -> Ask:
-    values = {name: plain(getattr(ask, name)) for name in Ask.__dataclass_fields__}
-    if isinstance(ask.params, SamplingParams):
-        params = {name: plain(getattr(ask.params, name)) for name in SamplingParams.__struct_fields__}
-        params |= {name: plain_float(params[name]) for name in ("temperature", "top_p")}
-        values["params"] = SamplingParams(**params)
-    if type(values["extra"]) is not dict:
-        values["extra"] = ask.extra  # refused by the name of its own type
-    return Ask(**{**values, "timeout": plain_float(ask.timeout)})
+def check_size(texts: Iterable[str], params: SamplingParams | None, limits: AdmissionLimits) -> None:
+    """Raise ``RequestTooLong`` for text that can hardly fit, so that nobody waits for its tokenizing.
+
+    Of a prompt that is truncated any length fits, up to a bound on the work.
+    """
+    most, why = MAX_PROMPT_BYTES, "the most that is tokenized"
+    truncate = params.truncate_prompt_tokens if isinstance(params, SamplingParams) else None
+    if truncate is None and limits.max_model_len is not None and limits.max_model_len * MAX_BYTES_PER_TOKEN < most:
+        most = limits.max_model_len * MAX_BYTES_PER_TOKEN
+        why = f"{MAX_BYTES_PER_TOKEN} for each of the {limits.max_model_len} tokens of a request (max_model_len)"
+    size = 0
+    for text in texts:  # the bytes are counted only while they could be few enough
+        size += len(text) if len(text) > most else len(text.encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise RequestTooLong(
+            f"the prompt has {size} bytes or more, and at most {most} are taken, {why}: shorten it"
+            + ("" if most == MAX_PROMPT_BYTES else ", or set truncate_prompt_tokens to keep its end"),
+            param="prompt",
+        )
 
 
-def admit(ask: Ask, *, seed: int, arrival: float, arrival_number: int, default_timeout: float | None) -> EngineRequest:
-    """The request as the core keeps it: ``seed`` is used when the client gave none, the shorter timeout counts."""
+def admit(
+    ask: Ask, *, seed: int, arrival: float, arrival_number: int, default_timeout: float | None
+) -> tuple[EngineRequest, ...]:
+    """The request as the core keeps it: one for each choice, with arrival numbers from ``arrival_number`` on.
+
+    ``seed`` is used when the client gave none, and all choices have the same; the shorter timeout counts. The first
+    choice alone computes the prompt's log-probabilities: they are the same for all.
+    """
     timeouts = [timeout for timeout in (ask.timeout, default_timeout) if timeout is not None]
-    return EngineRequest(
-        request_id=ask.request_id,
-        prompt_token_ids=ask.prompt_token_ids,
-        params=ask.params,
-        seed=seed if ask.params.seed is None else ask.params.seed,
-        arrival=arrival,
-        arrival_number=arrival_number,
-        priority=ask.priority,
-        tenant=ask.tenant,
-        deadline=arrival + min(timeouts) if timeouts else None,
-        cache_salt=ask.cache_salt,
-        adapter=ask.adapter,
-        traceparent=ask.traceparent,
-        extra=ask.extra,
+    n = ask.params.n
+    others = ask.params if n == 1 else msgspec.structs.replace(ask.params, prompt_logprobs=None)
+    return tuple(
+        EngineRequest(
+            request_id=choice_id(ask.request_id, choice, n),
+            prompt_token_ids=ask.prompt_token_ids,
+            params=others if choice else ask.params,
+            seed=seed if ask.params.seed is None else ask.params.seed,
+            arrival=arrival,
+            arrival_number=arrival_number + choice,
+            priority=ask.priority,
+            tenant=ask.tenant,
+            deadline=arrival + min(timeouts) if timeouts else None,
+            cache_salt=ask.cache_salt,
+            adapter=ask.adapter,
+            traceparent=ask.traceparent,
+            choice=choice,
+            parent_id="" if n == 1 else ask.request_id,
+            extra=ask.extra,
+        )
+        for choice in range(n)
     )
-
-
-def _refuse(param: str, message: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param)
 
 
 def check_id(request_id: object) -> None:
     """Raise ``InvalidRequest`` for an id that is no string, empty, or too long."""
     if not isinstance(request_id, str):
-        raise _refuse(
-            "request_id", f"request_id must be a string, not {type(request_id).__name__} ({_shown(request_id)})"
+        raise refuse(
+            "request_id", f"request_id must be a string, not {type(request_id).__name__} ({shown(request_id)})"
         )
     if not request_id:
-        raise _refuse("request_id", "request_id must not be empty")
+        raise refuse("request_id", "request_id must not be empty")
     if len(request_id) > MAX_ID_CHARS:
-        raise _refuse("request_id", f"request_id has {len(request_id)} characters; at most {MAX_ID_CHARS} are allowed")
-    _check_unicode("request_id", request_id)
+        raise refuse("request_id", f"request_id has {len(request_id)} characters; at most {MAX_ID_CHARS} are allowed")
+    check_unicode("request_id", request_id)
+
+
+def _plain_ask(ask: Ask) -> Ask:
+    values = {name: plain(getattr(ask, name)) for name in Ask.__dataclass_fields__}
+    if isinstance(ask.params, SamplingParams):
+        values["params"] = plain_params(ask.params)
+    if type(values["extra"]) is not dict:
+        values["extra"] = ask.extra  # refused by the name of its own type
+    return Ask(**{**values, "timeout": plain_float(ask.timeout)})
+
+
+def _truncated(token_ids: tuple[int, ...], most: int | None) -> tuple[int, ...]:
+    """The last tokens of the prompt; what is no tuple is refused later."""
+    return token_ids[-most:] if most is not None and type(token_ids) is tuple else token_ids
 
 
 def _check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
-    _check_sequence("prompt", token_ids)
+    check_sequence("prompt", token_ids)
     if not token_ids:
-        raise _refuse("prompt", "the prompt is empty; it must have at least one token")
+        raise refuse("prompt", "the prompt is empty; it must have at least one token")
     for position, token_id in enumerate(token_ids):
-        if not _is_int(token_id):
-            raise _refuse(
+        if not is_int(token_id):
+            raise refuse(
                 "prompt",
-                f"prompt token {position} is {_shown(token_id)}: token ids are integers from 0 to {vocab_size - 1}",
+                f"prompt token {position} is {shown(token_id)}: token ids are integers from 0 to {vocab_size - 1}",
             )
         if not 0 <= token_id < vocab_size:
-            raise _refuse(
+            raise refuse(
                 "prompt",
-                f"prompt token {position} is {_shown(token_id)}, "
-                f"outside the model's vocabulary (0 to {vocab_size - 1})",
+                f"prompt token {position} is {shown(token_id)}, outside the model's vocabulary (0 to {vocab_size - 1})",
             )
-
-
-def _check_params(params: SamplingParams, limits: AdmissionLimits) -> None:
-    if not isinstance(params, SamplingParams):
-        raise _refuse("params", f"sampling parameters must be SamplingParams, not {type(params).__name__}")
-    _at_least("max_tokens", params.max_tokens, 1)
-    if not _is_finite(params.temperature) or params.temperature < 0:
-        raise _refuse(
-            "temperature", f"temperature must be a finite number, 0 or more, not {_shown(params.temperature)}"
-        )
-    if not _is_finite(params.top_p) or not 0 < params.top_p <= 1:
-        raise _refuse("top_p", f"top_p must be above 0 and at most 1, not {_shown(params.top_p)}")
-    _at_least("top_k", params.top_k, 0)
-    if params.seed is not None and not (_is_int(params.seed) and 0 <= params.seed < 2**_SEED_BITS):
-        raise _refuse("seed", f"seed must be an integer from 0 to 2**{_SEED_BITS} - 1, not {_shown(params.seed)}")
-    for name in ("ignore_eos", "skip_special_tokens"):
-        if not isinstance(getattr(params, name), bool):
-            raise _refuse(name, f"{name} must be True or False, not {_shown(getattr(params, name))}")
-    _check_stops(params, limits)
-    _check_features(params, limits)
-
-
-def _check_stops(params: SamplingParams, limits: AdmissionLimits) -> None:
-    _check_sequence("stop", params.stop)
-    if len(params.stop) > MAX_STOP_STRINGS:
-        raise _refuse("stop", f"stop has {len(params.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
-    for stop in params.stop:
-        if not _is_text(stop):
-            raise _refuse("stop", f"stop strings must be non-empty strings, not {_shown(stop)}")
-        if len(stop) > MAX_STOP_CHARS:
-            raise _refuse("stop", f"a stop string has {len(stop)} characters; at most {MAX_STOP_CHARS} are allowed")
-        _check_unicode("stop", stop)
-    if params.stop and not limits.has_text:
-        raise _refuse("stop", "stop strings need a tokenizer, and this model has none; use stop_token_ids")
-    _check_sequence("stop_token_ids", params.stop_token_ids)
-    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
-        raise _refuse(
-            "stop_token_ids",
-            f"stop_token_ids has {len(params.stop_token_ids)} ids; at most {MAX_STOP_TOKENS} are allowed",
-        )
-    for token_id in params.stop_token_ids:
-        if not _is_int(token_id) or not 0 <= token_id < limits.vocab_size:
-            raise _refuse(
-                "stop_token_ids",
-                f"stop token {_shown(token_id)} is outside the model's vocabulary (0 to {limits.vocab_size - 1})",
-            )
-
-
-def _check_features(params: SamplingParams, limits: AdmissionLimits) -> None:
-    wishes = {"top_k": params.top_k > 0, "top_p": params.top_p < 1, "seed": params.seed is not None}
-    for name, wished in wishes.items():
-        if wished and name not in limits.features:
-            served = ", ".join(sorted(limits.features)) or "greedy and temperature only"
-            raise _refuse(name, f"{limits.runner} does not serve {name}; it serves: {served}")
 
 
 def _check_rest(ask: Ask) -> None:
-    if not _is_int(ask.priority) or not -(2**31) <= ask.priority < 2**31:
-        raise _refuse("priority", f"priority must be an integer within 32 bits, not {_shown(ask.priority)}")
-    if ask.timeout is not None and (not _is_finite(ask.timeout) or ask.timeout <= 0):
-        raise _refuse("timeout", f"timeout must be a finite number of seconds above 0, not {_shown(ask.timeout)}")
+    if not is_int(ask.priority) or not -(2**31) <= ask.priority < 2**31:
+        raise refuse("priority", f"priority must be an integer within 32 bits, not {shown(ask.priority)}")
+    if ask.timeout is not None and (not is_finite(ask.timeout) or ask.timeout <= 0):
+        raise refuse("timeout", f"timeout must be a finite number of seconds above 0, not {shown(ask.timeout)}")
     for name in ("tenant", "cache_salt", "adapter", "traceparent"):
         value = getattr(ask, name)
         if type(value) is not str or len(value) > MAX_ID_CHARS:
-            raise _refuse(name, f"{name} must be a string of at most {MAX_ID_CHARS} characters")
-        _check_unicode(name, value)
+            raise refuse(name, f"{name} must be a string of at most {MAX_ID_CHARS} characters")
+        check_unicode(name, value)
     if ask.adapter:
-        raise _refuse("adapter", f"adapter {_shown(ask.adapter)} is not loaded; this version serves no adapters")
-    _check_extra(ask.extra)
+        raise refuse("adapter", f"adapter {shown(ask.adapter)} is not loaded; this version serves no adapters")
 
 
-def _check_extra(extra: object) -> None:
+def _check_extra(extra: object, limits: AdmissionLimits) -> None:
     if type(extra) is not dict:
-        raise _refuse("extra", f"extra must be a dict of bytes by plugin name, not {type(extra).__name__}")
+        raise refuse("extra", f"extra must be a dict of bytes by plugin name, not {type(extra).__name__}")
     for name, value in extra.items():
         if type(name) is not str or type(value) is not bytes:
-            raise _refuse("extra", f"extra must hold bytes by plugin name, not {_shown(value)} under {_shown(name)}")
-        _check_unicode("extra", name)
+            raise refuse("extra", f"extra must hold bytes by plugin name, not {shown(value)} under {shown(name)}")
+        check_unicode("extra", name)
     size = sum(len(name) + len(value) for name, value in extra.items())
     if size > MAX_EXTRA_BYTES:
-        raise _refuse("extra", f"extra holds {size} bytes; at most {MAX_EXTRA_BYTES} are allowed")
+        raise refuse("extra", f"extra holds {size} bytes; at most {MAX_EXTRA_BYTES} are allowed")
+    for name, model in limits.request_extras:
+        if name in extra:
+            _check_extra_of(name, model, extra[name])
+
+
+def _check_extra_of(name: str, model: type[Options], value: bytes) -> None:
+    """Ask the plugin's own model; its validators are a stranger's code, and may raise anything."""
+    try:
+        model.model_validate_json(value)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        what = f"{shown(where)}: {fault['msg']}" if where else fault["msg"]
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+    else:
+        return
+    known = ", ".join(model.model_fields) or "no fields"
+    raise refuse("extra", f"extra for {name!r}: {' '.join(what.split()):.160}; it takes JSON with {known:.80}")
 
 
 def _check_crosses(ask: Ask) -> None:
@@ -246,45 +223,3 @@ def _check_crosses(ask: Ask) -> None:
         decode_call(encode(ExecuteModel(scheduler_output=SchedulerOutput(step=0, new=(new,)))))
     except TransportError as error:
         raise InvalidRequest(f"the request cannot be sent to a worker: {error}") from error
-
-
-def _check_sequence(name: str, value: object) -> None:
-    if type(value) is not tuple:  # a list is one by now
-        raise _refuse(name, f"{name} must be a tuple, not {type(value).__name__}")
-
-
-def _is_text(value: object) -> bool:
-    return type(value) is str and value != ""
-
-
-def _check_unicode(name: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise _refuse(
-            name, f"{name} has a lone surrogate at character {error.start} ({_shown(value)}): it is no Unicode text"
-        ) from None
-
-
-def _at_least(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise _refuse(name, f"{name} must be an integer, {least} or more, not {_shown(value)}")
-    if value >= 2**_INT_BITS:
-        raise _refuse(name, f"{name} must be an integer from {least} to 2**{_INT_BITS} - 1, not {_shown(value)}")
-
-
-def _is_int(value: object) -> bool:
-    return type(value) is int
-
-
-def _is_finite(value: object) -> bool:
-    """Whether it is a number: an integer is a float by now, unless no float can hold it."""
-    return type(value) is float and math.isfinite(value)
-
-
-def _shown(value: object) -> str:
-    """The value in a message: cut, and also when it cannot say itself (an integer of 5,000 digits cannot)."""
-    try:
-        return f"{value!r:.80}"
-    except Exception as error:
-        return f"a value of type {type(value).__name__} whose repr fails: {error}"[:160]

@@ -18,9 +18,10 @@ from enginebay.engine.core import EngineCore
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.plan import Plan
 from enginebay.engine.replies import Generation
-from enginebay.engine.texts import read_tokenizer
+from enginebay.engine.respawn import Respawn
+from enginebay.engine.texts import bad_word_ids, read_tokenizer
 from enginebay.engine.watch import WorkerWatch
-from enginebay.interfaces import Executor, ExecutorContext, Scheduler, SchedulerLimits
+from enginebay.interfaces import Executor, ExecutorContext, Plugin, Scheduler, SchedulerLimits
 from enginebay.kvcache import KVCacheManager
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime
@@ -61,10 +62,18 @@ def start_in(span: trace.Span, plan: Plan, runtime: Runtime, host: PluginHost, t
         executor = host.hooks.wrap_executor(made, context)
         with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
             bring_up = BringUp(
-                plan, executor, runtime, generation=generation.current, traceparent=tracing.traceparent(launch)
+                plan,
+                executor,
+                runtime,
+                watch=watch,
+                generation=generation.current,
+                traceparent=tracing.traceparent(launch),
             )
             workers, budget, longest, in_force = _bring_up(plan, bring_up, host)
-        core = _core(plan, runtime, host, executor, generation, watch, tokenizer, budget, longest, in_force)
+        respawn: Callable[[], None] | None = None
+        if plan.executor.plugin.capabilities.restartable:
+            respawn = Respawn(plan, executor, runtime, host.hooks, generation, watch, workers, budget.num_blocks)
+        core = _core(plan, runtime, host, executor, generation, watch, tokenizer, budget, longest, in_force, respawn)
         span.set_attributes({tracing.KV_BLOCKS: budget.num_blocks, **_kernel(workers)})
     except BaseException:
         if executor is not None:
@@ -79,9 +88,7 @@ def _bring_up(
 ) -> tuple[LoadedWorkers, BlockBudget, int, dict[str, str]]:
     bring_up.launch()
     workers = bring_up.load()
-    for ready in workers.devices:
-        host.hooks.worker_started(ready.worker)
-        host.hooks.memory_snapshot(ready.worker.rank, ready.snapshot)
+    workers.tell(host.hooks)
     budget = block_budget(
         plan.config.cache,
         [model.kv_cache_spec for model in workers.models],
@@ -130,6 +137,7 @@ def _core(
     budget: BlockBudget,
     longest: int,
     in_force: dict[str, str],
+    respawn: Callable[[], None] | None,
 ) -> EngineCore:
     limits = dataclasses.replace(plan.limits, max_model_len=longest)
     blocks = _Blocks(num_blocks=budget.num_blocks - budget.reserved_blocks, block_size=plan.block_size)
@@ -146,7 +154,7 @@ def _core(
             make_scheduler=lambda: _scheduler(plan, runtime, budget, limits),
             runtime=runtime,
             hooks=host.hooks,
-            limits=_admission(plan, fits),
+            limits=_admission(plan, fits, tokenizer, longest),
             detokenizer=detokenizer,
             model=plan.model.name,
             scheduler_name=plan.scheduler.name_and_version,
@@ -159,6 +167,8 @@ def _core(
             watch=watch,
             in_force=in_force,
             output_rank=plan.world.output_rank,
+            num_ranks=len(plan.world.ranks),
+            respawn=respawn,
             step_timeout=plan.config.deadlines.step,
             stop_timeout=plan.config.deadlines.stop,
             request_timeout=plan.config.deadlines.request,
@@ -184,12 +194,17 @@ def _scheduler(plan: Plan, runtime: Runtime, budget: BlockBudget, limits: Schedu
     )
 
 
-def _admission(plan: Plan, fits: Callable[[int, int], None]) -> AdmissionLimits:
+def _admission(plan: Plan, fits: Callable[[int, int], None], tokenizer: Tokenizer, longest: int) -> AdmissionLimits:
+    plugins: list[Plugin[Any]] = [plan.executor.plugin, plan.runner.plugin, plan.scheduler.plugin]
+    plugins += [extension.plugin for extension in plan.extensions]
     return AdmissionLimits(
         vocab_size=plan.model.vocab_size,
         runner=plan.runner.name_and_version,
         features=plan.runner.plugin.capabilities.features,
         check_fits=fits,
+        max_model_len=longest,
+        bad_word_ids=bad_word_ids(tokenizer),
+        request_extras=tuple((one.name, one.request_extra) for one in plugins if one.request_extra is not None),
     )
 
 

@@ -7,10 +7,11 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from enginebay.engine.client import LOOK_SECONDS, InProcessClient
 from enginebay.engine.front import ConfigLike, Front, Message, Prompt, Request
+from enginebay.engine.options import RequestOptions
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.sinks import PendingDelta
 from enginebay.errors import EnginebayError, EngineDead
@@ -96,19 +97,26 @@ class AsyncLLM:
             client.check_patience(answer, asked)
         return waited.result()
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **rest: Any) -> AsyncStream:
-        """Complete a prompt, delta by delta. ``rest``: ``request_id``, ``priority``, ``tenant``, ``timeout`` …
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> AsyncStream:
+        """Complete a prompt, delta by delta; with ``n`` choices each delta says of which it is.
+
+        ``options`` are ``request_id``, ``priority``, ``tenant``, ``timeout`` (seconds from now), ``cache_salt``,
+        ``extra`` (bytes by plugin name), ``adapter`` and ``traceparent``.
 
         The request is checked and sent when the iteration begins: ``InvalidRequest`` is raised there. Leaving the
         loop early, dropping the stream, or cancelling the task aborts the request.
         """
         front = self._live()
-        return AsyncStream(self, front.client, lambda: front.request(prompt, params, **rest))
+        return AsyncStream(self, front.client, lambda: front.request(prompt, params, **options))
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None, **rest: Any) -> AsyncStream:
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> AsyncStream:
         """Answer a conversation by the model's chat template; the rest as in ``generate``."""
         front = self._live()
-        return AsyncStream(self, front.client, lambda: front.chat_request(messages, params, **rest))
+        return AsyncStream(self, front.client, lambda: front.chat_request(messages, params, **options))
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Raises ``UnknownRequest``."""
@@ -162,7 +170,7 @@ class _Start:
 
 
 class AsyncStream(AsyncIterator[RequestOutput]):
-    """The deltas of one request. A slow reader gets fewer and longer ones: at most one is pending, with no gap.
+    """The deltas of one request. A slow reader gets fewer and longer ones: at most one per choice is pending, no gap.
 
     It keeps its engine from being forgotten.
     """
@@ -174,6 +182,7 @@ class AsyncStream(AsyncIterator[RequestOutput]):
         self._request: Request | None = None
         self._sink: _AsyncSink | None = None
         self._ended = False
+        self._num_ended = 0
 
     @property
     def request_id(self) -> str | None:
@@ -192,7 +201,9 @@ class AsyncStream(AsyncIterator[RequestOutput]):
         except BaseException:
             self._abort()
             raise
-        self._ended = output.finish_reason is not None
+        assert self._request is not None, "what was asked comes before its answer"
+        self._num_ended += output.finish_reason is not None
+        self._ended = self._num_ended == self._request.ask.params.n
         return output
 
     def __del__(self) -> None:
@@ -222,7 +233,7 @@ class _AsyncSink:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._arrived = asyncio.Event()
-        self._pending = PendingDelta()
+        self._pending: dict[int, PendingDelta] = {}
         self._error: EnginebayError | None = None
 
     def put(self, output: RequestOutput) -> None:
@@ -246,8 +257,8 @@ class _AsyncSink:
         if not self._pending:
             assert self._error is not None
             raise self._error
-        output = self._pending.take()
-        if self._error is None:
+        output = self._pending.pop(next(iter(self._pending))).take()
+        if not self._pending and self._error is None:
             self._arrived.clear()
         return output
 
@@ -258,7 +269,7 @@ class _AsyncSink:
             return  # the event loop is closed: nobody waits any more
 
     def _add(self, output: RequestOutput) -> None:
-        self._pending.add(output)
+        self._pending.setdefault(output.choice, PendingDelta()).add(output)
         self._arrived.set()
 
     def _set_error(self, error: EnginebayError) -> None:

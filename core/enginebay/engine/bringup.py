@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from enginebay.engine.plan import Plan
+from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, StartFailed
 from enginebay.interfaces import Executor, StartSpec
 from enginebay.messages import (
@@ -25,6 +26,7 @@ from enginebay.messages import (
     PluginsLoaded,
     StartPayload,
 )
+from enginebay.plugins import Hooks
 from enginebay.runtime import Runtime
 from enginebay.transport import encode_start_payload
 
@@ -41,16 +43,30 @@ class LoadedWorkers:
     models: tuple[ModelLoaded, ...]
     memory: tuple[MemoryAvailable, ...]
 
+    def tell(self, hooks: Hooks) -> None:
+        """Tell the observers who the workers are, and how much memory their devices have."""
+        for ready in self.devices:
+            hooks.worker_started(ready.worker)
+            hooks.memory_snapshot(ready.worker.rank, ready.snapshot)
+
 
 class BringUp:
     """Takes one group's workers from nothing to warm. ``Executor.stop`` is the undo of all of it."""
 
     def __init__(
-        self, plan: Plan, executor: Executor[Any], runtime: Runtime, *, generation: int, traceparent: str
+        self,
+        plan: Plan,
+        executor: Executor[Any],
+        runtime: Runtime,
+        *,
+        watch: WorkerWatch,
+        generation: int,
+        traceparent: str,
     ) -> None:
         self._plan = plan
         self._executor = executor
         self._runtime = runtime
+        self._watch = watch
         self._generation = generation
         self._traceparent = traceparent
 
@@ -89,6 +105,7 @@ class BringUp:
             deadline=self._runtime.clock.now() + plan.config.deadlines.start,
             traceparent=self._traceparent,
         )
+        self._watch.expect(incarnations)
         try:
             self._executor.start(spec)
         except EnginebayError:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from enginebay.engine.admission import Ask, check_id, validate
+from enginebay.engine.admission import Ask, check_id, check_size, validate
 from enginebay.engine.core import EngineCore
 from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats, Sink, Stop
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.sinks import PendingDelta
 from enginebay.engine.spans import TEXT_COMPLETION
 from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, UnknownRequest, WorkerHung
-from enginebay.messages import RequestOutput
+from enginebay.messages import RequestOutput, SamplingParams
 
 __all__ = ["LOOK_SECONDS", "Collector", "InProcessClient"]
 
@@ -87,6 +88,10 @@ class InProcessClient:
         """The request in plain values, or what is wrong with it, in the caller's thread; nothing is sent."""
         return validate(ask, self._core.limits)
 
+    def check_size(self, texts: Iterable[str], params: SamplingParams | None) -> None:
+        """Raise ``RequestTooLong`` for text that is not worth tokenizing."""
+        check_size(texts, params, self._core.limits)
+
     def add_request(self, ask: Ask, sink: Sink, *, operation: str = TEXT_COMPLETION, validated: bool = False) -> None:
         """Send a request; its outputs go to ``sink``. Raises what is wrong with it, or the engine's end."""
         if not validated:
@@ -101,7 +106,7 @@ class InProcessClient:
                 )
             self._live.add(ask.request_id)
         try:
-            self._loop.send(Add(ask=ask, sink=_Tracked(self, ask.request_id, sink), operation=operation))
+            self._loop.send(Add(ask=ask, sink=_Tracked(self, ask, sink), operation=operation))
         except EnginebayError:
             self.forget(ask.request_id)
             raise
@@ -199,14 +204,17 @@ class InProcessClient:
 
 
 class _Tracked:
-    """A sink that gives the id back to the client when the request has ended."""
+    """A sink that gives the id back to the client when all choices of the request have ended."""
 
-    def __init__(self, client: InProcessClient, request_id: str, sink: Sink) -> None:
-        self._client, self._request_id, self._sink = client, request_id, sink
+    def __init__(self, client: InProcessClient, ask: Ask, sink: Sink) -> None:
+        self._client, self._request_id, self._sink = client, ask.request_id, sink
+        self._unfinished = ask.params.n
 
     def put(self, output: RequestOutput) -> None:
         if output.finish_reason is not None:
-            self._client.forget(self._request_id)
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._client.forget(self._request_id)
         self._sink.put(output)
 
     def fail(self, error: EnginebayError) -> None:
@@ -217,24 +225,25 @@ class _Tracked:
 class Collector:
     """Collects the outputs of some requests for one thread that waits for them.
 
-    ``only_ends``: the thread is woken when a request has ended, not at each delta.
+    ``only_ends``: the thread is woken when a choice of a request has ended, not at each delta.
     """
 
     def __init__(self, *, only_ends: bool = False) -> None:
         self._only_ends = only_ends
         self._condition = threading.Condition()
-        self._pending: dict[str, PendingDelta] = {}
-        self._ready: list[str] = []
+        self._pending: dict[tuple[str, int], PendingDelta] = {}
+        self._ready: list[tuple[str, int]] = []
         self._error: EnginebayError | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Called by the loop."""
         with self._condition:
-            pending = self._pending.setdefault(output.request_id, PendingDelta())
+            key = output.request_id, output.choice
+            pending = self._pending.setdefault(key, PendingDelta())
             is_news = (not pending and not self._only_ends) or (self._only_ends and output.finish_reason is not None)
             pending.add(output)
             if is_news:
-                self._ready.append(output.request_id)
+                self._ready.append(key)
                 self._condition.notify()
 
     def fail(self, error: EnginebayError) -> None:
@@ -244,7 +253,7 @@ class Collector:
             self._condition.notify()
 
     def wait(self, client: InProcessClient) -> list[RequestOutput]:
-        """What has come since the last time, one merged delta per request; waits until there is something.
+        """What has come since the last time, one merged delta per choice; waits until there is something.
 
         Raises the engine's end once everything that came before it was taken.
         """
@@ -256,6 +265,6 @@ class Collector:
                 self._condition.wait(LOOK_SECONDS)
             if not self._ready:
                 assert self._error is not None
-                raise type(self._error)(str(self._error))
+                raise copy.copy(self._error)  # one of its own for each that waits, without the traceback
             ready, self._ready = self._ready, []
-            return [self._pending.pop(request_id).take() for request_id in ready]
+            return [self._pending.pop(key).take() for key in ready]

@@ -7,8 +7,9 @@ is kept in the ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from enginebay.messages import FinishReason, SamplingParams
 
@@ -61,14 +62,14 @@ class StopStrings:
         self._matched = [0] * len(self._stops)
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """The text that can be shown now, and the stop string that ended it, if one did."""
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
+        """The text that can be shown now, and the stop string that ended it, if one did and ``may_end``."""
         if not self._stops:
             return text, None
         buffer = self._held + text
         for position in range(len(self._held), len(buffer)):
             found = self._step(buffer[position])
-            if found is not None:
+            if found is not None and may_end:
                 self._held = ""
                 return buffer[: position + 1 - len(found)], found
         keep = max(self._matched)
@@ -120,25 +121,32 @@ class TextState:
 
     def __init__(self, params: SamplingParams, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(params.stop)
+        self._stops = StopStrings(params.stop) if params.stop else None
         self._longest = max(map(len, params.stop), default=0)
 
-    def push(self, token_id: int) -> tuple[str, str | None]:
-        """The text that this token made final, and the stop string that it completed, if it did."""
-        text, stop = self._stops.push(self._detokenizer.push((token_id,)))
-        if stop is None and self._longest and self._stops.ends_with_stop(self._detokenizer.ahead(self._longest)):
+    def push(self, token_id: int, *, may_end: bool = True) -> tuple[str, str | None]:
+        """The text that this token made final, and the stop string that it completed, if it did and ``may_end``."""
+        text = self._detokenizer.push((token_id,))
+        if self._stops is None:
+            return text, None
+        text, stop = self._stops.push(text, may_end=may_end)
+        if not may_end or stop is not None:
+            return text, stop
+        if self._stops.ends_with_stop(self._detokenizer.ahead(self._longest)):
             tail, stop = self.finish()
             text += tail
         return text, stop
 
-    def finish(self) -> tuple[str, str | None]:
+    def finish(self, *, may_end: bool = True) -> tuple[str, str | None]:
         """All that was held back, at the row's end; it too may complete a stop string."""
-        text, stop = self._stops.push(self._detokenizer.finish())
+        text = self._detokenizer.finish()
+        if self._stops is None:
+            return text, None
+        text, stop = self._stops.push(text, may_end=may_end)
         return (text, stop) if stop is not None else (text + self._stops.finish(), None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trimmed:
+class Trimmed(Struct, frozen=True, kw_only=True):
     """What a row gets of the tokens that were drawn for it. ``stop_reason``: the stop token or string; None for eos."""
 
     token_ids: tuple[int, ...]
@@ -159,8 +167,9 @@ def trim(
 ) -> Trimmed:
     """Take drawn tokens until one ends the request; the rest never existed.
 
-    Per token, in this order: eos (unless ignored) and stop tokens, which stay out of the text; a stop string; the
-    length caps. The first that holds decides.
+    Per token, in this order: eos (unless ignored) and stop tokens, which stay out of the text; a stop string, from the
+    ``min_tokens``-th token on; the length caps. The first that holds decides. That eos is not drawn too early is the
+    runner's work: one that is drawn ends the request.
     """
     taken: list[int] = []
     pieces: list[str] = []
@@ -168,20 +177,21 @@ def trim(
     stop_reason: str | int | None = None
     for token_id in drawn:
         taken.append(token_id)
+        count = num_output_tokens + len(taken)
+        may_end = count >= params.min_tokens
         if token_id in eos_token_ids and not params.ignore_eos:
             finish = FinishReason.STOP
         elif token_id in params.stop_token_ids:
             finish, stop_reason = FinishReason.STOP, token_id
         else:
-            piece, stop = text.push(token_id)
+            piece, stop = text.push(token_id, may_end=may_end)
             pieces.append(piece)
-            count = num_output_tokens + len(taken)
             if stop is not None:
                 return Trimmed(token_ids=tuple(taken), text="".join(pieces), finish=FinishReason.STOP, stop_reason=stop)
             if count >= params.max_tokens or num_prompt_tokens + count >= max_model_len:
                 finish = FinishReason.LENGTH
         if finish is not None:
-            tail, stop = text.finish()
+            tail, stop = text.finish(may_end=may_end)
             pieces.append(tail)
             if stop is not None:
                 finish, stop_reason = FinishReason.STOP, stop

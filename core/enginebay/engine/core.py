@@ -5,14 +5,8 @@ One thread drives it. A step reads like its sentence: schedule, execute, sample,
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
-import msgspec
-
-from enginebay import tracing
 from enginebay.engine.admission import AdmissionLimits, Ask, admit, validate
 from enginebay.engine.death import Death
 from enginebay.engine.error_detail import log_error_detail
@@ -20,18 +14,20 @@ from enginebay.engine.execution import Execution
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.ledger import Row
 from enginebay.engine.parts import CoreParts, EngineStats
+from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
+from enginebay.engine.rebirth import Rebirth
+from enginebay.engine.recovery import Setback
 from enginebay.engine.replies import check_output
 from enginebay.engine.requests import Requests
 from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
-from enginebay.engine.steps import InFlight, StepRecorder, StepVoid
-from enginebay.errors import DuplicateRequest, EnginebayError, RequestError
-from enginebay.messages import FinishReason, ModelRunnerOutput, RequestOutput, StepReport
+from enginebay.engine.steps import InFlight, StepRecorder
+from enginebay.engine.stopping import WorkersEnd
+from enginebay.errors import EnginebayError, RequestError
+from enginebay.messages import FinishReason, ModelRunnerOutput, RequestOutput
 from enginebay.runtime import Runtime
 
 __all__ = ["EngineCore"]
-
-_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -40,18 +36,14 @@ class EngineCore:
     def __init__(self, parts: CoreParts) -> None:
         self._parts = parts
         self._clock = parts.runtime.clock
-        self._executor = parts.executor
         self._execution = Execution(parts)
         self._scheduler = GuardedScheduler(parts.make_scheduler, name=parts.scheduler_name)
         self._seeds = parts.runtime.entropy.stream("seeds")
-        self._in_flight: deque[InFlight] = deque()
         self._death: Death | None = None
         self._stopped = False
-        self._stop_deadline: float | None = None
         self._num_arrived = 0
-        self._num_steps = 0
+        self._workers_end = WorkersEnd(parts)
         wall = WallTime(self._clock)
-        self._recorder = StepRecorder(every=parts.step_every, wall=wall)
         self._requests = Requests(
             spans=RequestSpans(model=parts.model, wall=wall),
             detokenizer=parts.detokenizer,
@@ -60,6 +52,20 @@ class EngineCore:
             on_finished=parts.hooks.request_finished,
         )
         self._progress = Progress(self._requests, parts)
+        self._pipeline = Pipeline(
+            parts,
+            scheduler=self._scheduler,
+            requests=self._requests,
+            execution=self._execution,
+            recorder=StepRecorder(every=parts.step_every, wall=wall),
+        )
+        self._rebirth = Rebirth(
+            parts,
+            scheduler=self._scheduler,
+            requests=self._requests,
+            pipeline=self._pipeline,
+            progress=self._progress,
+        )
 
     @property
     def limits(self) -> AdmissionLimits:
@@ -85,36 +91,33 @@ class EngineCore:
         self._raise_if_dead()
         if not validated:
             ask = validate(ask, self.limits)
-        if ask.request_id in self._requests.ledger:
-            raise DuplicateRequest(
-                f"request id {ask.request_id!r} is in use by an unfinished request: choose another, or abort that one",
-                param="request_id",
-            )
-        request = admit(
+        self._requests.ledger.check_free(ask.request_id, ask.params.n)
+        choices = admit(
             ask,
             seed=self._seeds.getrandbits(63),
             arrival=self._clock.now(),
             arrival_number=self._num_arrived,
             default_timeout=self._parts.request_timeout,
         )
-        self._num_arrived += 1
+        self._num_arrived += len(choices)
         with self._or_die(spare=RequestError):
-            self._scheduler.add_request(request)
+            self._scheduler.add_choices(choices)
         with self._or_die():
-            self._requests.open(request, operation=operation, now_ns=self._clock.now_ns())
+            for request in choices:
+                self._requests.open(request, operation=operation, now_ns=self._clock.now_ns())
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests; ids that are not known (or ended by now) are passed over.
 
         Their last outputs, with ``finish_reason`` "abort", come with the next step's.
         """
-        live = [row for request_id in request_ids if (row := self._requests.ledger.get(request_id)) is not None]
+        live = [row for request_id in request_ids for row in self._requests.ledger.of_client(request_id)]
         with self._or_die():
             self._finish(live, FinishReason.ABORT)
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        if self._in_flight or self._requests.has_outputs or len(self._requests):
+        if self._pipeline.in_flight or self._requests.has_outputs or len(self._requests):
             return True
         with self._or_die():
             return self._death is None and self._scheduler.has_requests()
@@ -125,7 +128,7 @@ class EngineCore:
             scheduler = self._scheduler.make_stats() if self._death is None else self._scheduler.last_stats
         return EngineStats(
             unfinished=len(self._requests),
-            steps=self._num_steps,
+            steps=self._pipeline.num_steps,
             committed_tokens=self._requests.num_tokens,
             finished=self._requests.num_finished,
             dropped_replies=self._execution.num_dropped,
@@ -140,26 +143,17 @@ class EngineCore:
         """Run one step; returns the outputs, and whether anything was scheduled.
 
         ``drain`` is called between the workers' answer and the commit: what it aborts gets no token of this step.
+        A setback of the workers voids the steps in flight; their requests are computed again, and nobody notices.
         Raises the engine's death (``EngineDead``, ``PolicyFailed``, ``WorkerLost`` …) when it cannot go on.
         """
         self._raise_if_dead()
         with self._or_die():
-            self._parts.watch.raise_if_lost()
             self._finish(self._requests.expired(self._clock.now()), FinishReason.ERROR, error="deadline")
-            while len(self._in_flight) < self._parts.depth and self._launch():
-                pass
-            scheduled, flight, output = bool(self._in_flight), None, None
-            if scheduled:
-                flight = self._in_flight[0]
-                output = self._execution.wait(flight)
-                if drain is not None:
-                    drain()
-                if output is None:
-                    self._void()
-                else:
-                    self._commit(flight, output)
-                    self._in_flight.popleft()  # until now it is one that may fail
-            self._progress.look(flight, dropped=scheduled and output is None)
+            try:
+                scheduled = self._run(drain)
+            except Setback as setback:
+                self._rebirth.after(setback, drain)
+                scheduled = True
         return self._requests.take_outputs(), scheduled
 
     def stop(self) -> None:
@@ -167,89 +161,42 @@ class EngineCore:
         if self._stopped:
             return
         self._stopped = True
-        self._in_flight.clear()
+        self._pipeline.in_flight.clear()
         self._requests.end_all(FinishReason.ABORT, self._clock.now_ns())
         if self._death is None:
             self._death = Death.closed()
-            self._stop_workers()
+            self._workers_end.stop()
         self._parts.hooks.engine_stopped()
 
     def stop_by(self, deadline: float) -> None:
         """Whatever stops the workers from now on does so by ``deadline``, in seconds of the clock; from any thread."""
-        self._stop_deadline = deadline
+        self._rebirth.halt()
+        self._workers_end.stop_by(deadline)
 
     def cut(self) -> None:
         """Stop the workers under a step that does not end, from any thread; the step then fails, and all with it."""
+        self._rebirth.halt()
         if not self._stopped:  # else it is being done
-            self._executor.stop(self._workers_gone_by())
+            self._workers_end.cut()
 
-    def _launch(self) -> bool:
-        """Schedule a step and send it; False when there is nothing to run."""
-        start_ns = self._clock.now_ns()
-        scheduled = self._scheduler.schedule()
-        if not (scheduled.num_scheduled_tokens or scheduled.finished or scheduled.preempted):
-            return False
-        scheduled_ns = self._clock.now_ns()
-        step, generation = self._num_steps, self._parts.generation.current
-        self._num_steps += 1
-        sent = msgspec.structs.replace(scheduled, step=step, generation=generation)
-        rows = self._requests.observe(sent, scheduled_ns, self._parts.scheduler_name)
-        trace = self._recorder.begin(step, start_ns, scheduled_ns)
-        call = self._execution.send(sent, "" if trace is None else tracing.traceparent(trace.execute))
-        flight = InFlight(
-            step=step,
-            generation=generation,
-            scheduled=scheduled,
-            sent=sent,
-            rows=rows,
-            start_ns=start_ns,
-            scheduled_ns=scheduled_ns,
-            call=call,
-            trace=trace,
-        )
-        self._in_flight.append(flight)
-        flight.grammar = self._scheduler.get_grammar_bitmask(scheduled)
-        self._requests.link_step(flight)
-        return True
+    def _run(self, drain: Callable[[], None] | None) -> bool:
+        """One step in which nothing befalls the workers, else raises the ``Setback``; whether anything ran."""
+        self._execution.check_alive()
+        flight = self._pipeline.fill()
+        if flight is not None:
+            output = self._execution.wait(flight)
+            if drain is not None:
+                drain()
+            self._commit(flight, output)
+        self._progress.look(flight)
+        return flight is not None
 
     def _commit(self, flight: InFlight, output: ModelRunnerOutput) -> None:
         """Make the drawn tokens exist, tell the scheduler, tell the observers. Nothing in here waits."""
         check_output(output, flight, self._parts.runner_name, max_tokens=self._parts.max_tokens_per_step)
         committed = self._requests.settle(flight, output, self.limits, self._clock.now_ns())
         self._scheduler.update_from_output(flight.scheduled, committed)
-        self._report(flight, sum(map(len, committed.token_ids.values())))
-
-    def _void(self) -> None:
-        """Drop every step in flight: they never happened, and nothing of them is kept.
-
-        The next generation begins, which makes the workers drop their rows, with a fresh scheduler and an empty KV
-        cache; the ledger fills it. Answers that come to the dropped steps belong to another generation.
-        """
-        now_ns = self._clock.now_ns()
-        for flight in self._in_flight:
-            self._recorder.fail(flight, StepVoid("it was dropped, and what it computed is computed again"), now_ns)
-        self._in_flight.clear()
-        self._parts.generation.current += 1
-        self._scheduler.renew()
-        for request in self._requests.void(now_ns):
-            self._scheduler.add_request(request)
-
-    def _report(self, flight: InFlight, num_committed_tokens: int) -> None:
-        report = StepReport(
-            step=flight.step,
-            generation=flight.generation,
-            num_requests=len(flight.rows),
-            num_scheduled_tokens=flight.sent.total_num_scheduled_tokens,
-            num_committed_tokens=num_committed_tokens,
-            start_ns=flight.start_ns,
-            scheduled_ns=flight.scheduled_ns,
-            executed_ns=flight.executed_ns,
-            end_ns=self._clock.now_ns(),
-            stats=self._scheduler.make_stats(),
-        )
-        self._scheduler.on_step(report)
-        self._recorder.finish(flight, report)
-        self._parts.hooks.step_finished(report)
+        self._pipeline.finish(flight, sum(map(len, committed.token_ids.values())))
 
     def _finish(self, rows: list[Row], finish: FinishReason, error: str | None = None) -> None:
         """End rows from outside, and tell the scheduler."""
@@ -262,38 +209,34 @@ class EngineCore:
         if self._death is not None:
             raise self._death.error()
 
-    @contextmanager
-    def _or_die(self, *, spare: type[EnginebayError] | tuple[()] = ()) -> Iterator[None]:
+    def _or_die(self, *, spare: type[EnginebayError] | tuple[()] = ()) -> _OrDie:
         """Around all that calls a stranger's code: what it raises is the engine's death, unless it is ``spare``."""
-        try:
-            yield
-        except spare:
-            raise
-        except Exception as error:
-            raise self._die(error) from None
+        return _OrDie(self._die, spare)
 
     def _die(self, error: Exception) -> EnginebayError:
         """Make ``error`` the one root cause: end every request with it, and stop the workers; returns the death."""
         if self._death is not None:
             return self._death.error()
         self._death = Death.of(error)
-        log_error_detail(error, self._parts.in_force, self._in_flight, self._scheduler.last_stats)
-        now_ns = self._clock.now_ns()
-        for flight in self._in_flight:
-            self._recorder.fail(flight, error, now_ns)
-        self._in_flight.clear()
-        self._requests.end_all(FinishReason.ERROR, now_ns, error=self._death.message)
+        log_error_detail(error, self._parts.in_force, self._pipeline.in_flight, self._scheduler.last_stats)
+        self._pipeline.drop(error)
+        self._requests.end_all(FinishReason.ERROR, self._clock.now_ns(), error=self._death.message)
         self._requests.take_outputs()
-        self._stop_workers()
+        self._workers_end.stop()
         return self._death.error()
 
-    def _stop_workers(self) -> None:
-        try:
-            self._executor.stop(self._workers_gone_by())
-        except (Exception, SystemExit) as error:
-            _log.warning("stopping the workers failed: %s: %s", type(error).__name__, error)
 
-    def _workers_gone_by(self) -> float:
-        if self._stop_deadline is not None:
-            return self._stop_deadline
-        return self._clock.now() + self._parts.stop_timeout
+class _OrDie:
+    """What ``EngineCore._or_die`` returns; a class, since a generator's cost is felt in every step."""
+
+    __slots__ = ("_die", "_spare")
+
+    def __init__(self, die: Callable[[Exception], EnginebayError], spare: type[EnginebayError] | tuple[()]) -> None:
+        self._die = die
+        self._spare = spare
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._spare):
+            raise self._die(error) from None

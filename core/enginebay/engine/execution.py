@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 
 from enginebay.engine.parts import CoreParts
+from enginebay.engine.recovery import OF_WORKERS, Evidence, Setback
 from enginebay.engine.replies import step_result
 from enginebay.engine.steps import InFlight
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung
@@ -18,7 +18,10 @@ __all__ = ["Execution"]
 
 
 class Execution:
-    """Sends steps to one group's executor. ``num_dropped`` counts answers to another call, step or generation."""
+    """Sends steps to one group's executor. ``num_dropped`` counts answers to another call, step or generation.
+
+    What goes wrong with the workers is raised as a ``Setback``; everything else as the error that it is.
+    """
 
     def __init__(self, parts: CoreParts) -> None:
         self._parts = parts
@@ -26,37 +29,47 @@ class Execution:
         self._clock = parts.runtime.clock
         self.num_dropped = 0
 
+    def check_alive(self) -> None:
+        """Raise the setback when a worker's death was reported."""
+        try:
+            self._parts.watch.raise_if_lost()
+        except OF_WORKERS as error:
+            raise Setback.of(error) from None
+
     def send(self, sent: SchedulerOutput, traceparent: str) -> PendingCall:
         """Send a step to all ranks, and return at once."""
-        what = f"execute_model of step {sent.step}"
-        with self._sending(what):
-            call = self._executor.execute_model(sent, deadline=self._deadline(), traceparent=traceparent)
-        return self._sent(call, what)
+        return self._sent(
+            f"execute_model of step {sent.step}",
+            lambda: self._executor.execute_model(sent, deadline=self._deadline(), traceparent=traceparent),
+        )
 
-    def wait(self, flight: InFlight) -> ModelRunnerOutput | None:
-        """The runner's output of the step; None when the answer was not to it: the step never happened.
+    def wait(self, flight: InFlight) -> ModelRunnerOutput:
+        """The runner's output of the step. It can be called again after an interrupt.
 
-        It can be called again after an interrupt. Raises what a rank reported, and ``WorkerHung`` at the deadline.
+        Raises the setback that a rank reported, that the deadline has passed, or that the answer was not to this step.
         """
+        try:
+            return self._wait(flight)
+        except OF_WORKERS as error:
+            raise Setback.of(error) from error
+
+    def _wait(self, flight: InFlight) -> ModelRunnerOutput:
+        assert flight.call is not None, "a step is waited for after it was sent"
         if not flight.executed_ns:
             replies = self._answer(flight.call, flight, "execute_model")
             flight.executed_ns = self._clock.now_ns()
             result = self._result(replies, flight.call, flight)
-            if result is None:
-                return None
             if result.output is not None:
                 flight.sampled_ns = flight.executed_ns
                 return result.output
         if flight.sampling is None:
-            what = f"sample_tokens of step {flight.step}"
-            with self._sending(what):
-                call = self._executor.sample_tokens(flight.grammar, deadline=self._deadline())
-            flight.sampling = self._sent(call, what)
+            flight.sampling = self._sent(
+                f"sample_tokens of step {flight.step}",
+                lambda: self._executor.sample_tokens(flight.grammar, deadline=self._deadline()),
+            )
         replies = self._answer(flight.sampling, flight, "sample_tokens")
         flight.sampled_ns = self._clock.now_ns()
         result = self._result(replies, flight.sampling, flight)
-        if result is None:
-            return None
         if result.output is None:
             raise EngineDead(f"the engine stopped: sample_tokens of {self._parts.runner_name} returned None")
         return result.output
@@ -64,45 +77,57 @@ class Execution:
     def _deadline(self) -> float:
         return self._clock.now() + self._parts.step_timeout
 
-    @contextmanager
-    def _sending(self, what: str) -> Iterator[None]:
+    def _sent(self, what: str, send: Callable[[], PendingCall]) -> PendingCall:
         """What cannot be encoded is the scheduler's fault; what else goes wrong is the executor's."""
         try:
-            with self._executors_fault(f"did not take {what}"):
-                yield
+            call = send()
         except UnsendableMessage as error:
             raise PolicyFailed(f"{self._parts.scheduler_name}: {what} cannot be sent: {error}") from error
-
-    def _sent(self, call: PendingCall, what: str) -> PendingCall:
+        except OF_WORKERS as error:
+            raise Setback.of(error) from error
+        except (EnginebayError, TimeoutError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._failed(f"did not take {what}", error) from error
         future: object = call.future
         if not isinstance(future, Future):
             raise self._wrong(f"submit of {what} returned {type(future).__name__}, and must return a Future of Replies")
         return call
 
     def _answer(self, pending: PendingCall, flight: InFlight, call: str) -> Replies:
-        what = f"{call} of step {flight.step}"
         try:
-            with self._executors_fault(f"failed {what}"):
-                replies: object = self._parts.watch.wait(self._parts.runtime, pending.future, self._deadline())
+            replies: object = self._parts.watch.wait(self._parts.runtime, pending.future, self._deadline())
+        except EnginebayError:
+            raise
         except TimeoutError:
             detail = self._executor.health().detail
             raise WorkerHung(
-                f"no answer to {what} within {self._parts.step_timeout:g} s ([deadlines] step)"
+                f"no answer to {call} of step {flight.step} within {self._parts.step_timeout:g} s ([deadlines] step)"
                 + (f"; {detail}" if detail else "")
             ) from None
+        except (Exception, SystemExit) as error:
+            raise self._failed(f"failed {call} of step {flight.step}", error) from error
         if not isinstance(replies, Replies):
-            raise self._wrong(f"the answer to {what} is {type(replies).__name__}, and must be Replies")
+            what = f"the answer to {call} of step {flight.step} is {type(replies).__name__}"
+            raise self._wrong(f"{what}, and must be Replies")
         held: object = replies.replies
-        if not isinstance(held, tuple) or not all(isinstance(one, RankReply) for one in held):
-            raise self._wrong(f"the answer to {what} must hold a tuple of RankReply")
+        if not isinstance(held, tuple) or not all([isinstance(one, RankReply) for one in held]):
+            raise self._wrong(f"the answer to {call} of step {flight.step} must hold a tuple of RankReply")
         return replies
 
-    def _result(self, replies: Replies, pending: PendingCall, flight: InFlight) -> StepResult | None:
-        """The output rank's result; None, and counted, when it is not the answer to this very call and step."""
+    def _result(self, replies: Replies, pending: PendingCall, flight: InFlight) -> StepResult:
+        """The output rank's result. That it is not the answer to this very call and step is counted, and a setback."""
         current = replies.generation == flight.generation == self._parts.generation.current
         if current and replies.call_id == pending.call_id:
             try:
-                result = step_result(self._executor, replies, self._parts.output_rank, flight.step)
+                result = step_result(
+                    self._executor,
+                    replies,
+                    flight.step,
+                    output_rank=self._parts.output_rank,
+                    num_ranks=self._parts.num_ranks,
+                    name=self._parts.executor_name,
+                )
             except DamagedMessage as error:
                 raise EngineDead(
                     f"the engine stopped: what {self._parts.runner_name} answered to step {flight.step}, "
@@ -111,17 +136,11 @@ class Execution:
             if result.step in (flight.step, -1):
                 return result
         self.num_dropped += 1
-        return None
+        stale = f"{self._parts.executor_name} answered step {flight.step} for another call, step or generation"
+        raise Setback(Evidence.STALE, EngineDead(f"the engine stopped: {stale}"), stale)
 
-    @contextmanager
-    def _executors_fault(self, what: str) -> Iterator[None]:
-        """Errors of ours, and a wait's end, pass; anything else is told with the executor's name."""
-        try:
-            yield
-        except (EnginebayError, TimeoutError):
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._wrong(f"it {what}: {type(error).__name__}: {error}") from error
+    def _failed(self, what: str, error: BaseException) -> EngineDead:
+        return self._wrong(f"it {what}: {type(error).__name__}: {error}")
 
     def _wrong(self, what: str) -> EngineDead:
         return EngineDead(f"the engine stopped: {self._parts.executor_name}: {what}")

@@ -14,24 +14,23 @@ from enginebay.config import EngineConfig, Resolved, load
 from enginebay.engine.admission import Ask
 from enginebay.engine.assembly import start_in
 from enginebay.engine.client import InProcessClient
+from enginebay.engine.options import check_known, for_each
 from enginebay.engine.plan import Plan, plan
 from enginebay.engine.spans import CHAT, TEXT_COMPLETION
 from enginebay.engine.texts import find_chat_template, read_tokenizer
 from enginebay.errors import InvalidRequest, ModelError
-from enginebay.messages import FinishReason, RequestOutput, SamplingParams, Usage
+from enginebay.messages import SamplingParams
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime, system_runtime
 from enginebay.telemetry import Telemetry, setup
 from enginebay.text import ChatTemplate, Tokenizer, encode_chat, encode_prompt
 
 __all__ = [
-    "Completion",
     "ConfigLike",
     "Front",
     "Message",
     "Prompt",
     "Request",
-    "completion",
     "each_request",
     "resolve_config",
 ]
@@ -44,21 +43,6 @@ Prompt = str | Sequence[int]
 
 Message = Mapping[str, str]
 """``{"role": …, "content": …}``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """One answer. ``prompt`` is the text that was given, or None for token ids; ``error`` is set when it failed."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    stop_reason: str | int | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,36 +113,43 @@ class Front:
         return front
 
     def close(self) -> None:
-        """Stop the engine, its thread and its exporters. In a forked child nothing of these is there to be stopped."""
+        """Stop the engine, its thread, its exporters and the template's process.
+
+        In a forked child nothing of these is there to be stopped.
+        """
         if not self.client.is_of_this_process:
             return
         try:
             self.client.stop()
         finally:
             self._telemetry.shutdown()
+            if (template := self.__dict__.get("chat_template")) is not None:  # made on first use
+                template.close()
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own chat template, if it has one. Raises ``ModelError`` for a broken one."""
         return find_chat_template(self.plan)
 
-    def request(self, prompt: Prompt, params: SamplingParams | None, **rest: Any) -> Request:
-        """A checked request for a plain completion. ``rest`` are fields of ``Ask``. Raises ``InvalidRequest``."""
+    def request(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> Request:
+        """A checked request for a plain completion. ``options`` are ``RequestOptions``. Raises ``InvalidRequest``."""
         given: object = prompt
         if isinstance(given, str):
-            return self._checked(encode_prompt(self.tokenizer, given), params, given, TEXT_COMPLETION, rest)
+            self.client.check_size([given], params)
+            return self._checked(encode_prompt(self.tokenizer, given), params, given, TEXT_COMPLETION, options)
         if isinstance(given, bytes) or not isinstance(given, Sequence):
             raise InvalidRequest(f"a prompt is text or a list of token ids, not {type(given).__name__}", param="prompt")
-        return self._checked(given, params, None, TEXT_COMPLETION, rest)
+        return self._checked(given, params, None, TEXT_COMPLETION, options)
 
-    def chat_request(self, messages: Sequence[Message], params: SamplingParams | None, **rest: Any) -> Request:
+    def chat_request(self, messages: Sequence[Message], params: SamplingParams | None, **options: Any) -> Request:
         """A checked request for the answer to a conversation; its ``prompt`` is the last message's text."""
         if self.chat_template is None:
             raise ModelError(
                 f"the model in {self.plan.model.path} has no chat template: give it plain prompts, or use a chat model"
             )
+        self.client.check_size(_texts(messages), params)
         ids = encode_chat(self.tokenizer, self.chat_template, messages)
-        return self._checked(ids, params, messages[-1]["content"], CHAT, rest)
+        return self._checked(ids, params, messages[-1]["content"], CHAT, options)
 
     def _checked(
         self,
@@ -166,12 +157,21 @@ class Front:
         params: SamplingParams | None,
         prompt: str | None,
         operation: str,
-        rest: dict[str, Any],
+        options: dict[str, Any],
     ) -> Request:
-        rest.setdefault("request_id", f"{self._ids.getrandbits(64):016x}")
-        rest.setdefault("traceparent", tracing.traceparent())
-        ask = Ask(prompt_token_ids=tuple(ids), params=SamplingParams() if params is None else params, **rest)
+        check_known(options)
+        options.setdefault("request_id", f"{self._ids.getrandbits(64):016x}")
+        options.setdefault("traceparent", tracing.traceparent())
+        ask = Ask(prompt_token_ids=tuple(ids), params=SamplingParams() if params is None else params, **options)
         return Request(ask=self.client.validate(ask), prompt=prompt, operation=operation)
+
+
+def _texts(messages: object) -> list[str]:
+    """All the text of a conversation, whatever else may be wrong with it."""
+    if not isinstance(messages, list | tuple):
+        return []
+    said = [message for message in messages if isinstance(message, Mapping)]
+    return [text for message in said for text in message.values() if isinstance(text, str)]
 
 
 T = TypeVar("T")
@@ -180,12 +180,15 @@ T = TypeVar("T")
 def each_request(
     prompts: Sequence[T],
     params: SamplingParams | Sequence[SamplingParams] | None,
-    make: Callable[[T, SamplingParams | None], Request],
+    options: Mapping[str, Any],
+    make: Callable[..., Request],
     *,
     alone: bool,
     refused: dict[int, InvalidRequest] | None = None,
 ) -> list[Request | None]:
     """All requests of a batch, checked before any of them runs; an error names the prompt's index, unless ``alone``.
+
+    ``make`` gets a prompt, its sampling parameters, and its options as keywords.
 
     With a ``refused`` the errors are put there, by index, and None stands in their place.
     """
@@ -206,9 +209,10 @@ def each_request(
             param="params",
         )
     requests: list[Request | None] = []
+    each = for_each(options, len(prompts))
     for index, (prompt, one) in enumerate(zip(prompts, every, strict=True)):
         try:
-            requests.append(make(prompt, one))
+            requests.append(make(prompt, one, **each[index]))
         except InvalidRequest as error:
             if refused is not None:
                 refused[index] = error
@@ -218,34 +222,3 @@ def each_request(
                 raise
             raise type(error)(f"prompt {index}: {error}", param=error.param) from error
     return requests
-
-
-def completion(request: Request, output: RequestOutput) -> Completion:
-    """The whole answer, from the merged deltas of an ended request."""
-    assert output.finish_reason is not None, "an answer is complete when its request has ended"
-    assert output.offset == 0, "an answer has all its tokens"
-    return Completion(
-        request_id=request.ask.request_id,
-        prompt=request.prompt,
-        prompt_token_ids=request.ask.prompt_token_ids,
-        text=output.text,
-        token_ids=output.token_ids,
-        finish_reason=output.finish_reason,
-        usage=output.usage or Usage(prompt_tokens=len(request.ask.prompt_token_ids)),
-        stop_reason=output.stop_reason,
-        error=output.error,
-    )
-
-
-def refusal(prompt: object, error: InvalidRequest) -> Completion:
-    """What stands for an answer when the request was refused before it ran."""
-    return Completion(
-        request_id="",
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=(),
-        text="",
-        token_ids=(),
-        finish_reason=FinishReason.ERROR,
-        usage=Usage(),
-        error=str(error),
-    )

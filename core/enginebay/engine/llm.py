@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
+from enginebay.engine.answers import Choice, Completion, completion, refusal
 from enginebay.engine.client import Collector, InProcessClient
-from enginebay.engine.front import (
-    Completion,
-    ConfigLike,
-    Front,
-    Message,
-    Prompt,
-    Request,
-    completion,
-    each_request,
-    refusal,
-)
+from enginebay.engine.front import ConfigLike, Front, Message, Prompt, Request, each_request
+from enginebay.engine.options import BatchOptions, RequestOptions
 from enginebay.engine.parts import EngineStats
-from enginebay.errors import EngineDead, InvalidRequest
+from enginebay.engine.sinks import PendingDelta
+from enginebay.errors import EngineDead, InvalidRequest, UnknownRequest
 from enginebay.messages import RequestOutput, SamplingParams
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime
 
-__all__ = ["LLM", "Completion", "Stream"]
+__all__ = ["LLM", "Choice", "Completion", "Stream"]
 
 T = TypeVar("T")
 
@@ -88,6 +82,10 @@ class LLM:
         self._check_open()
         return self._front.client.stats()
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones included; of part of a character, U+FFFD."""
+        return self._open_front().tokenizer.decode(token_ids, skip_special_tokens=False)
+
     def generate(
         self,
         prompts: str | Sequence[Prompt],
@@ -95,8 +93,12 @@ class LLM:
         *,
         progress: bool = False,
         errors: Literal["raise", "return"] = "raise",
+        **options: Unpack[BatchOptions],
     ) -> list[Completion]:
-        """Complete the prompts, all at once; the answers come in the order of the prompts.
+        """Complete the prompts, all at once; one ``Completion`` each comes in their order, with ``n`` choices.
+
+        ``options`` are ``priority``, ``tenant``, ``timeout`` (seconds from now), ``cache_salt``, ``extra`` (bytes by
+        plugin name), ``adapter`` and ``traceparent``: one value for all prompts, or a list with one each.
 
         Raises ``InvalidRequest`` that names the prompt's index before any of them runs; with ``errors="return"`` the
         others run, and it is told in the ``Completion.error`` of that prompt, as is what fails while it runs.
@@ -108,7 +110,7 @@ class LLM:
                 "prompts is one list of token ids; give a list of prompts: [[1, 2, 3]]", param="prompt"
             )
         make = self._open_front().request
-        return self._run(many, sampling_params, make, isinstance(prompts, str), progress, errors)
+        return self._run(many, sampling_params, options, make, isinstance(prompts, str), progress, errors)
 
     def chat(
         self,
@@ -117,21 +119,28 @@ class LLM:
         *,
         progress: bool = False,
         errors: Literal["raise", "return"] = "raise",
+        **options: Unpack[BatchOptions],
     ) -> list[Completion]:
-        """Answer a conversation, or several, by the model's chat template. Errors as in ``generate``."""
+        """Answer a conversation, or several, by the model's chat template. The rest is as in ``generate``."""
         alone = isinstance(messages, list | tuple) and (not messages or isinstance(messages[0], Mapping))
         many = cast("Sequence[Sequence[Message]]", [messages] if alone else messages)
-        return self._run(many, sampling_params, self._open_front().chat_request, alone, progress, errors)
+        return self._run(many, sampling_params, options, self._open_front().chat_request, alone, progress, errors)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
-        """Complete one prompt, delta by delta. Leaving the loop early, or dropping the stream, aborts the request."""
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Stream:
+        """Complete one prompt, delta by delta; with ``n`` choices each delta says of which it is.
+
+        ``options`` as in ``generate``, and ``request_id``. Leaving the loop early, or dropping the stream, aborts the
+        request.
+        """
         front = self._open_front()
-        return Stream(self, front.client, front.request(prompt, params))
+        return Stream(self, front.client, front.request(prompt, params, **options))
 
-    def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
+    def chat_stream(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Stream:
         """Answer one conversation, delta by delta."""
         front = self._open_front()
-        return Stream(self, front.client, front.chat_request(messages, params))
+        return Stream(self, front.client, front.chat_request(messages, params, **options))
 
     def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Raises ``UnknownRequest``."""
@@ -141,40 +150,44 @@ class LLM:
         self,
         prompts: Sequence[T],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        make: Callable[[T, SamplingParams | None], Request],
+        options: Mapping[str, Any],
+        make: Callable[..., Request],
         alone: bool,
         progress: bool,
         errors: Literal["raise", "return"],
     ) -> list[Completion]:
         refused: dict[int, InvalidRequest] | None = {} if errors == "return" else None
-        requests = each_request(prompts, params, make, alone=alone, refused=refused)
+        requests = each_request(prompts, params, options, make, alone=alone, refused=refused)
         ended = self._finish([request for request in requests if request is not None], progress=progress)
         return [
             refusal(prompts[index], (refused or {})[index])
             if request is None
-            else completion(request, ended[request.ask.request_id])
+            else completion(request.ask, request.prompt, ended[request.ask.request_id])
             for index, request in enumerate(requests)
         ]
 
-    def _finish(self, requests: Sequence[Request], *, progress: bool) -> dict[str, RequestOutput]:
-        """Run the requests to their ends; whatever interrupts this aborts those that have not ended."""
+    def _finish(self, requests: Sequence[Request], *, progress: bool) -> dict[str, list[RequestOutput]]:
+        """Run the requests to the ends of all their choices; what interrupts this aborts those that have not ended."""
         client = self._front.client
         collector = Collector(only_ends=True)
-        ended: dict[str, RequestOutput] = {}
-        added: list[str] = []
+        ended: dict[str, list[RequestOutput]] = {}
+        unfinished = sum(request.ask.params.n for request in requests)
         try:
-            with _bar(len(requests)) if progress else contextlib.nullcontext() as advance:
+            with _bar(unfinished) if progress else contextlib.nullcontext() as advance:
                 for request in requests:
-                    added.append(request.ask.request_id)
+                    ended[request.ask.request_id] = []
                     client.add_request(request.ask, collector, operation=request.operation, validated=True)
-                while len(ended) < len(requests):
+                while unfinished:
                     outputs = collector.wait(client)
-                    ended |= {output.request_id: output for output in outputs}
+                    unfinished -= len(outputs)
+                    for output in outputs:
+                        ended[output.request_id].append(output)
                     if advance is not None:
                         advance(len(outputs))
         except BaseException:
-            for request_id in added:
-                if request_id not in ended:
+            for request in requests:
+                request_id = request.ask.request_id
+                if request_id in ended and len(ended[request_id]) < request.ask.params.n:
                     client.abort_quietly(request_id)
             raise
         return ended
@@ -191,6 +204,8 @@ class LLM:
 class Stream(Iterator[RequestOutput]):
     """The deltas of one request, as they come; a slow reader gets fewer and longer ones, and no gap.
 
+    Those of several choices come one after the other, each with its ``choice``; each ends with a ``finish_reason``.
+
     It keeps its engine from being forgotten, so ``LLM(…).stream(…)`` can be read to its end.
     """
 
@@ -199,7 +214,9 @@ class Stream(Iterator[RequestOutput]):
         self._client = client
         self._request = request
         self._collector = Collector()
-        self._open = True
+        self._arrived: deque[RequestOutput] = deque()
+        self._read: dict[int, PendingDelta] = {}
+        self._unfinished = request.ask.params.n
         client.add_request(request.ask, self._collector, operation=request.operation, validated=True)
 
     @property
@@ -211,16 +228,31 @@ class Stream(Iterator[RequestOutput]):
         return self
 
     def __next__(self) -> RequestOutput:
-        if not self._open:
+        if not self._unfinished:
             raise StopIteration
         try:
-            (output,) = self._collector.wait(self._client)
+            if not self._arrived:
+                self._arrived.extend(self._collector.wait(self._client))
         except BaseException:
             self.close()
             raise
+        output = self._arrived.popleft()
+        self._read.setdefault(output.choice, PendingDelta()).add(output)
         if output.finish_reason is not None:
-            self._open = False
+            self._unfinished -= 1
         return output
+
+    def completion(self) -> Completion:
+        """The whole answer: what was read, and what is left, which is waited for.
+
+        Raises ``UnknownRequest`` when the stream was closed before its end.
+        """
+        for _ in self:
+            pass
+        outputs = [read.whole() for read in self._read.values()]
+        if len([output for output in outputs if output.finish_reason is not None]) < self._request.ask.params.n:
+            raise UnknownRequest(f"the stream of request {self.request_id!r} was closed before its end")
+        return completion(self._request.ask, self._request.prompt, outputs)
 
     def __enter__(self) -> Self:
         return self
@@ -229,13 +261,13 @@ class Stream(Iterator[RequestOutput]):
         self.close()
 
     def __del__(self) -> None:
-        if "_open" in self.__dict__:
+        if "_unfinished" in self.__dict__:
             self.close()
 
     def close(self) -> None:
         """Abort the request, if it has not ended."""
-        if self._open:
-            self._open = False
+        if self._unfinished:
+            self._unfinished = 0
             self._client.abort_quietly(self.request_id)
 
 

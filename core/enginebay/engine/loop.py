@@ -33,10 +33,13 @@ _HELD_SECONDS: Final = 0.02
 
 
 class Sink(Protocol):
-    """Where one request's outputs go. Called in the loop's thread; must return at once and raise nothing."""
+    """Where the outputs of one request go, those of all its choices.
+
+    Called in the loop's thread; must return at once and raise nothing.
+    """
 
     def put(self, output: RequestOutput) -> None:
-        """A delta; the last one has a ``finish_reason``."""
+        """A delta; the last one of each choice has a ``finish_reason``."""
 
     def fail(self, error: EnginebayError) -> None:
         """The engine has died or refused the request: nothing more comes. The error is this sink's own."""
@@ -73,6 +76,14 @@ class Stop:
 Command = Add | Abort | ReadStats | Stop
 
 
+@dataclass(kw_only=True, slots=True)
+class _Reader:
+    """Who waits for a request, and how many of its choices have not ended."""
+
+    sink: Sink
+    unfinished: int
+
+
 class EngineLoop:
     """Drives one core in one thread, from ``start`` until ``Stop`` was sent."""
 
@@ -81,7 +92,7 @@ class EngineLoop:
         self._clock = core.runtime.clock
         self._inbox: deque[Command] = deque()
         self._bell, self._ear = core.runtime.transport.pair("engine loop")
-        self._sinks: dict[str, Sink] = {}
+        self._readers: dict[str, _Reader] = {}
         self._stopping = False
         self._thread: Thread | None = None
 
@@ -185,7 +196,7 @@ class EngineLoop:
             command.sink.fail(error)
             self._fail_all(self._end)
         else:
-            self._sinks[command.ask.request_id] = command.sink
+            self._readers[command.ask.request_id] = _Reader(sink=command.sink, unfinished=command.ask.params.n)
 
     def _answer_stats(self, command: ReadStats) -> None:
         try:
@@ -195,18 +206,20 @@ class EngineLoop:
             self._fail_all(self._end)
 
     def _deliver(self, output: RequestOutput) -> None:
-        sink = self._sinks.get(output.request_id)
-        if sink is None:
+        reader = self._readers.get(output.request_id)
+        if reader is None:
             return
         if output.finish_reason is not None:
-            del self._sinks[output.request_id]
-        sink.put(output)
+            reader.unfinished -= 1
+            if not reader.unfinished:
+                del self._readers[output.request_id]
+        reader.sink.put(output)
 
     def _end(self) -> EnginebayError:
         return self._core.death() or Death.closed().error()
 
     def _fail_all(self, error: Callable[[], EnginebayError]) -> None:
         """Tell each request once, with an exception of its own."""
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink.fail(error())
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.sink.fail(error())

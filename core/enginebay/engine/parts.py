@@ -51,7 +51,13 @@ class CoreParts:
     flight are void. ``watch`` is what the executor reports deaths to.
     ``max_model_len`` is the longest request in tokens, ``step_timeout`` and ``stop_timeout`` are seconds,
     ``depth`` is how many steps may be in flight, ``max_tokens_per_step`` how many tokens the runner may draw for one
-    request in one step.
+    request in one step, ``num_ranks`` how many workers answer to each.
+
+    ``respawn`` is called when a worker is lost or hung and the generation has been raised: it stops what is left of
+    the old workers, tells ``watch`` whom to expect, and returns when new ones are warm; None: a lost worker is the
+    engine's end. Raising ``WorkerLost`` or ``WorkerHung`` means that the new ones went the same way. With no token
+    committed and no request ended in between, so many times is the end: the ``max_failed_steps``-th step that a living
+    worker failed, and the loss after ``max_respawns`` respawns.
     """
 
     executor: Executor[Any]
@@ -71,8 +77,12 @@ class CoreParts:
     executor_name: str = "the executor"
     max_tokens_per_step: int = 1
     output_rank: int = 0
+    num_ranks: int = 1
     step_timeout: float = 300.0
     stop_timeout: float = 10.0
     request_timeout: float | None = None
     step_every: int = 100
     depth: int = 1
+    respawn: Callable[[], None] | None = None
+    max_failed_steps: int = 3
+    max_respawns: int = 3

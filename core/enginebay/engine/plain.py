@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-__all__ = ["plain", "plain_float"]
+__all__ = ["plain", "plain_float", "plain_rows"]
 
 _EXACT: Final[frozenset[type[Any]]] = frozenset({int, str, float, bytes, bool, type(None)})
 
@@ -37,6 +37,12 @@ def plain_float(value: object) -> Any:
         except OverflowError:
             return number
     return number
+
+
+def plain_rows(value: object) -> Any:
+    """The same two levels deep: a tuple of tuples."""
+    rows = plain(value)
+    return tuple(map(plain, rows)) if type(rows) is tuple else rows
 
 
 def _items(values: Iterable[object]) -> tuple[Any, ...]:

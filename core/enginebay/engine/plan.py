@@ -137,6 +137,9 @@ def _parts_in_force(
     if model.ignored_generation:
         ignored = f"not applied: {', '.join(model.ignored_generation)}"
         parts.append(InForce("generation_config", ignored, "requests carry their own sampling"))
+    if config.engine.batch_invariant:
+        why = f"{resolved.origin('engine.batch_invariant')}; how is found when the worker loads the model"
+        parts.append(InForce("batch_invariant", "on", why))
     parts += [
         InForce("workers", str(len(world.ranks)), _sizes_from(resolved)),
         InForce(

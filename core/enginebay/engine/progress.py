@@ -41,28 +41,46 @@ class Progress:
         self._silent: dict[str, int] = {}
         self._restart(self._clock.now())
 
-    def look(self, flight: InFlight | None, *, dropped: bool = False) -> None:
-        """Judge a turn after its commit: ``flight`` None: nothing ran; ``dropped``: its answer was not taken.
+    def look(self, flight: InFlight | None) -> None:
+        """Judge a turn after its commit; ``flight`` None: nothing ran.
 
         Raises ``EngineDead`` naming the executor or the runner, ``PolicyFailed`` naming the scheduler.
         """
-        now = self._clock.now()
-        silent = [] if dropped or flight is None else _silent_rows(flight)
+        silent = [] if flight is None else _silent_rows(flight)
         if flight is not None:
             self._count_silent(silent)
-        if self._requests.progress != self._mark:
-            self._restart(now)
+        if self._moved():
             return
         if flight is None:
-            self._check_held(now)
+            self._check_held(self._clock.now())
             return
-        self._steps += 1
-        if dropped:
-            self._dropped += 1
-        elif silent:
+        if silent:
             self._undrawn += 1
         elif not flight.rows:
             self._empty += 1
+        self._judge()
+
+    def dropped(self) -> None:
+        """Judge a turn whose answer was not taken, as ``look`` does."""
+        self._silent = {}
+        if not self._moved():
+            self._dropped += 1
+            self._judge()
+
+    def resume(self) -> None:
+        """New workers stand: the time that it took them is nobody's lack of progress."""
+        self._since = self._clock.now()
+
+    def _moved(self) -> bool:
+        """Whether there was progress since the last look."""
+        if self._requests.progress == self._mark:
+            return False
+        self._restart(self._clock.now())
+        return True
+
+    def _judge(self) -> None:
+        self._steps += 1
+        now = self._clock.now()
         wasted = self._dropped + self._undrawn + self._empty
         late = now - self._waiting_since() > self._parts.step_timeout
         if wasted >= MAX_WASTED_STEPS or (late and wasted >= _FEW) or self._steps >= self._max_steps:

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from enginebay.engine.admission import AdmissionLimits
+from enginebay.engine.ledger import Row
+from enginebay.engine.limits import AdmissionLimits
 from enginebay.engine.steps import InFlight
 from enginebay.errors import EngineDead
 from enginebay.interfaces import Executor
-from enginebay.messages import ModelRunnerOutput, Replies, StepResult
+from enginebay.messages import Ack, ModelRunnerOutput, Replies, StepResult
 
-__all__ = ["Generation", "check_output", "fault_of", "step_result"]
+__all__ = ["Generation", "check_output", "fault_of", "fault_of_schedule", "step_result"]
 
 
 class Generation:
@@ -27,15 +28,36 @@ class Generation:
         return next(self._ids)
 
 
-def step_result(executor: Executor[Any], replies: Replies, output_rank: int, step: int) -> StepResult:
-    """The output rank's answer to a step; what any rank reported as failed is raised."""
+def step_result(
+    executor: Executor[Any], replies: Replies, step: int, *, output_rank: int, num_ranks: int, name: str
+) -> StepResult:
+    """The output rank's answer to a step that every rank has answered; the others acknowledge it.
+
+    Raises what a rank reported as failed, and ``EngineDead`` with the executor's ``name`` and the rank that is missing,
+    comes twice, is none of ours, or answered with something else.
+    """
     results = executor.context.unwrap(replies)
-    for reply, result in zip(replies.replies, results, strict=True):
-        if reply.rank == output_rank:
-            if not isinstance(result, StepResult):
-                raise EngineDead(f"rank {output_rank} answered step {step} with {type(result).__name__}")
-            return result
-    raise EngineDead(f"rank {output_rank}, which returns the tokens, did not answer step {step}")
+    by_rank = {reply.rank: result for reply, result in zip(replies.replies, results, strict=True)}
+    if len(results) != num_ranks or len(by_rank) != num_ranks or output_rank not in by_rank:
+        raise EngineDead(f"the engine stopped: {name}: the answer to step {step} {_ranks_at_fault(replies, num_ranks)}")
+    for rank, result in by_rank.items():
+        if not isinstance(result, StepResult) and (rank == output_rank or not isinstance(result, Ack)):
+            raise EngineDead(f"the engine stopped: rank {rank} answered step {step} with {type(result).__name__}")
+    answer = by_rank[output_rank]
+    assert isinstance(answer, StepResult), "it was looked at above"
+    return answer
+
+
+def _ranks_at_fault(replies: Replies, num_ranks: int) -> str:
+    answered = [reply.rank for reply in replies.replies]
+    missing = [rank for rank in range(num_ranks) if rank not in answered]
+    if missing:
+        return f"lacks rank {missing[0]}"
+    strangers = [rank for rank in answered if not 0 <= rank < num_ranks]
+    if strangers:
+        return f"has rank {strangers[0]}, and there are ranks 0 to {num_ranks - 1}"
+    twice = next(rank for rank in answered if answered.count(rank) > 1)
+    return f"has rank {twice} twice"
 
 
 def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, max_tokens: int) -> None:
@@ -48,14 +70,8 @@ def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, ma
             f"the engine stopped: {runner} answered step {flight.step} with {len(output.request_ids)} "
             f"request ids and {len(output.sampled_token_ids)} rows of tokens"
         )
-    answered = set(output.request_ids)
-    strangers = sorted((answered | output.faults.keys()) - flight.rows.keys())
-    if strangers or len(answered) != len(output.request_ids):
-        what = f"request {strangers[0]!r}, which is not in it" if strangers else "one request twice"
-        raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} for {what}")
-    missing = sorted(flight.rows.keys() - answered - output.faults.keys())
-    if missing:
-        raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} without request {missing[0]!r}")
+    if output.faults or output.logprobs or output.prompt_logprobs or output.request_ids != tuple(flight.rows):
+        _check_ids(output, flight, runner)
     for request_id, drawn in zip(output.request_ids, output.sampled_token_ids, strict=True):
         most = max_tokens if request_id in flight.drawing else 0
         if len(drawn) > most:
@@ -66,6 +82,19 @@ def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, ma
             )
 
 
+def _check_ids(output: ModelRunnerOutput, flight: InFlight, runner: str) -> None:
+    """Every request of the step is answered for, once, and no other; asked unless the answer is the batch as it was."""
+    answered = set(output.request_ids)
+    told = answered | output.faults.keys() | output.logprobs.keys() | output.prompt_logprobs.keys()
+    strangers = sorted(told - flight.rows.keys())
+    if strangers or len(answered) != len(output.request_ids):
+        what = f"request {strangers[0]!r}, which is not in it" if strangers else "one request twice"
+        raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} for {what}")
+    missing = sorted(flight.rows.keys() - answered - output.faults.keys())
+    if missing:
+        raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} without request {missing[0]!r}")
+
+
 def fault_of(request_id: str, output: ModelRunnerOutput, drawn: Sequence[int], limits: AdmissionLimits) -> str | None:
     """What is wrong with one request alone: the runner says so, or drew a token that the model does not have."""
     if request_id in output.faults:
@@ -73,4 +102,20 @@ def fault_of(request_id: str, output: ModelRunnerOutput, drawn: Sequence[int], l
     for token_id in drawn:
         if not 0 <= token_id < limits.vocab_size:
             return f"{limits.runner} drew token {token_id}, outside the vocabulary (0 to {limits.vocab_size - 1})"
+    return None
+
+
+def fault_of_schedule(row: Row, flight: InFlight) -> str | None:
+    """What a whole scheduler of API 1.0 cannot know of a request, which it then starts wrongly; it fails alone."""
+    if row.params.prompt_logprobs is not None:
+        start = min(flight.starts[row.request_id], len(row.prompt_token_ids) - 1)
+        if start > row.prompt_logprobs_delivered:
+            return (
+                f"the scheduler started it on {start} cached tokens, and it asks for the prompt's log-probabilities: "
+                "ask without them, or set [cache] prefix_caching = false"
+            )
+    if row.choice:
+        for new in flight.sent.new:
+            if new.request_id == row.request_id and new.choice != row.choice:
+                return "the scheduler does not tell the runner which choice it draws for: ask for one choice (n = 1)"
     return None

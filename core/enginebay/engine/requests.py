@@ -9,12 +9,13 @@ from typing import Final
 
 from opentelemetry.trace import Link
 
-from enginebay.engine.admission import AdmissionLimits
 from enginebay.engine.commit import DetokenizerFactory, TextState, trim
 from enginebay.engine.ledger import Ledger, Row
-from enginebay.engine.replies import fault_of
+from enginebay.engine.limits import AdmissionLimits
+from enginebay.engine.logprobs import fault_of_told, prompt_news
+from enginebay.engine.replies import fault_of, fault_of_schedule
 from enginebay.engine.spans import RequestSpans, Timeline, link_to
-from enginebay.engine.steps import InFlight, starts_of
+from enginebay.engine.steps import Batch, InFlight, starts_of
 from enginebay.errors import PolicyFailed
 from enginebay.messages import (
     Committed,
@@ -101,8 +102,8 @@ class Requests:
             heapq.heappush(self._deadlines, (row.deadline, row.arrival_number, row.request_id))
         return row
 
-    def observe(self, sent: SchedulerOutput, now_ns: int, scheduler: str) -> dict[str, tuple[Row, int]]:
-        """Note what a schedule says of each request; returns its rows with the offset of their next token."""
+    def observe(self, sent: SchedulerOutput, now_ns: int, scheduler: str) -> Batch:
+        """Note what a schedule says of each request."""
         for request_id in sent.preempted:
             if (row := self.ledger.get(request_id)) is not None:
                 row.preemptions += 1
@@ -115,30 +116,33 @@ class Requests:
                 row.recomputed_tokens += max(0, self._computed[row.request_id] - begun.num_computed_tokens)
             else:
                 row.cached_tokens = min(begun.num_computed_tokens, len(row.prompt_token_ids))
-        starts = starts_of(sent)
-        rows: dict[str, tuple[Row, int]] = {}
+        batch = Batch({}, starts_of(sent), {})
         for request_id, count in sent.num_scheduled_tokens.items():
-            known = self.ledger.get(request_id)
-            if known is None or request_id not in starts:
+            known, start = self.ledger.get(request_id), batch.starts.get(request_id)
+            if known is None or start is None:
                 fault = "which has ended or never came" if known is None else "and did not say how it runs"
                 raise PolicyFailed(f"{scheduler} scheduled request {request_id!r} in step {sent.step}, {fault}")
-            offset = len(known.committed) + self._ahead.get(request_id, 0)
-            rows[request_id] = (known, offset)
-            before, end = self._computed.get(request_id, 0), starts[request_id] + count
-            if end >= len(known.prompt_token_ids) + offset:
-                self._ahead[request_id] = self._ahead.get(request_id, 0) + 1
-            self._computed[request_id] = max(before, end)
-            self.num_prefilled += max(0, min(end, len(known.prompt_token_ids) + len(known.committed)) - before)
+            ahead, num_known = self._ahead.get(request_id, 0), len(known.prompt_token_ids) + len(known.committed)
+            batch.rows[request_id] = (known, len(known.committed) + ahead)
+            before, end = self._computed.get(request_id, 0), start + count
+            if end >= num_known + ahead:
+                self._ahead[request_id] = ahead + 1
+                batch.drawing[request_id] = None
+            if end > before:
+                self._computed[request_id] = end
+                if before < num_known:
+                    self.num_prefilled += min(end, num_known) - before
             timeline = self._timelines[request_id]
             timeline.last_step = sent.step
             if timeline.scheduled_ns is None:
                 timeline.scheduled_ns, timeline.first_step = now_ns, sent.step
                 timeline.event("scheduled", now_ns)
-        return rows
+        return batch
 
     def settle(self, flight: InFlight, output: ModelRunnerOutput, limits: AdmissionLimits, now_ns: int) -> Committed:
         """Make a step's drawn tokens exist, row by row; returns what the scheduler is told. Nothing in here waits."""
         drawn_by_id = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
+        recorded = flight.context is not None
         tokens: dict[str, tuple[int, ...]] = {}
         finished: dict[str, FinishReason] = {}
         for request_id, (row, offset) in flight.rows.items():
@@ -147,17 +151,24 @@ class Requests:
             if request_id in flight.drawing:
                 self._ahead[request_id] -= 1
             drawn = drawn_by_id.get(request_id, ())
-            fault = fault_of(request_id, output, drawn, limits)
-            link = self._link_of_ending(request_id, flight)
+            fault = fault_of(request_id, output, drawn, limits) or fault_of_schedule(row, flight)
+            if not fault and (row.params.logprobs is not None or row.params.prompt_logprobs is not None):
+                start = flight.starts[request_id]
+                end = start + flight.sent.num_scheduled_tokens[request_id]
+                fault = fault_of_told(row, drawn, (start, end), output, limits)
+            link = self._link_of_ending(request_id, flight) if recorded else None
             finish: FinishReason | None = None
             if fault:
                 finish = FinishReason.ERROR
                 self.end(row, finish, now_ns, error=fault)
             elif drawn:
-                tokens[request_id], finish = self._commit(row, offset, drawn, now_ns)
+                tokens[request_id], finish = self._commit(row, offset, drawn, output, now_ns)
+            elif news := prompt_news(row, output):
+                self._outputs.append(self.ledger.commit(row, offset, (), prompt_logprobs=news))
             if finish is not None:
                 finished[request_id] = finish
-                flight.links += [] if link is None else [link]
+                if link is not None:
+                    flight.links.append(link)
         return Committed(token_ids=tokens, finished=finished)
 
     def void(self, now_ns: int) -> list[EngineRequest]:
@@ -169,7 +180,7 @@ class Requests:
         return [row.request() for row in self.ledger]
 
     def _commit(
-        self, row: Row, offset: int, drawn: Sequence[int], now_ns: int
+        self, row: Row, offset: int, drawn: Sequence[int], output: ModelRunnerOutput, now_ns: int
     ) -> tuple[tuple[int, ...], FinishReason | None]:
         """Trim what was drawn, and make the rest exist; returns it, and why the row ended, if it did."""
         taken = trim(
@@ -181,9 +192,17 @@ class Requests:
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
         )
+        logprobs = () if row.params.logprobs is None else output.logprobs[row.request_id][: len(taken.token_ids)]
         self._outputs.append(
             self.ledger.commit(
-                row, offset, taken.token_ids, text=taken.text, finish=taken.finish, stop_reason=taken.stop_reason
+                row,
+                offset,
+                taken.token_ids,
+                text=taken.text,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_news(row, output),
+                finish=taken.finish,
+                stop_reason=taken.stop_reason,
             )
         )
         self.num_tokens += len(taken.token_ids)
@@ -197,7 +216,8 @@ class Requests:
 
     def end(self, row: Row, finish: FinishReason, now_ns: int, *, error: str | None = None) -> None:
         """End a row by other means than its tokens; text that was held back goes out with it."""
-        text, _ = self._texts[row.request_id].finish()
+        may_end = len(row.committed) >= row.params.min_tokens
+        text, _ = self._texts[row.request_id].finish(may_end=may_end)
         self._outputs.append(self.ledger.end(row, finish, text=text, error=error))
         self._close(row, now_ns)
 
@@ -231,9 +251,9 @@ class Requests:
                 flight.links.append(link_to(timeline))
 
     def _link_of_ending(self, request_id: str, flight: InFlight) -> Link | None:
-        """The link for a step in which the request may end; None when the step has it already, or is not recorded."""
+        """The link for a recorded step in which the request may end; None when the step has it already."""
         timeline = self._timelines[request_id]
-        return None if flight.context is None or timeline.first_step == flight.step else link_to(timeline)
+        return None if timeline.first_step == flight.step else link_to(timeline)
 
     def _close(self, row: Row, now_ns: int) -> None:
         self.num_finished += 1

@@ -109,6 +109,12 @@ class RequestSpans:
             asked[tracing.GEN_AI_REQUEST_TOP_P] = float(params.top_p)
         if params.seed is not None and params.seed < 2**63:  # OTLP integers are signed
             asked[tracing.GEN_AI_REQUEST_SEED] = params.seed
+        if params.presence_penalty:
+            asked[tracing.GEN_AI_REQUEST_PRESENCE_PENALTY] = params.presence_penalty
+        if params.frequency_penalty:
+            asked[tracing.GEN_AI_REQUEST_FREQUENCY_PENALTY] = params.frequency_penalty
+        if params.n > 1:
+            asked[tracing.GEN_AI_REQUEST_CHOICE_COUNT] = params.n
         return asked
 
     def _fill(self, row: Row, timeline: Timeline, now_ns: int) -> None:
@@ -145,13 +151,14 @@ class RequestSpans:
 
 def _outcome(row: Row, timeline: Timeline, model: str) -> dict[str, AttributeValue]:
     assert row.finish is not None
+    usage = row.usage()
     outcome: dict[str, AttributeValue] = {
         tracing.GEN_AI_RESPONSE_MODEL: model,
         tracing.GEN_AI_RESPONSE_ID: row.request_id,
         tracing.GEN_AI_FINISH_REASONS: [row.finish.value],
-        tracing.GEN_AI_INPUT_TOKENS: len(row.prompt_token_ids),
-        tracing.GEN_AI_OUTPUT_TOKENS: len(row.committed),
-        tracing.GEN_AI_CACHED_TOKENS: row.cached_tokens,
+        tracing.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+        tracing.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
+        tracing.GEN_AI_CACHED_TOKENS: usage.cached_tokens,
         tracing.FINISH_REASON: row.finish.value,
         tracing.PREEMPTIONS: row.preemptions,
         tracing.RECOVERIES: row.recoveries,

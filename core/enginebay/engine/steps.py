@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -14,7 +15,7 @@ from enginebay.engine.spans import WallTime
 from enginebay.interfaces import PendingCall
 from enginebay.messages import GrammarOutput, SchedulerOutput, SchedulerStats, StepReport
 
-__all__ = ["InFlight", "StepRecorder", "StepVoid", "starts_of"]
+__all__ = ["Batch", "InFlight", "StepRecorder", "StepVoid", "starts_of"]
 
 
 class StepVoid(Exception):
@@ -23,19 +24,33 @@ class StepVoid(Exception):
 
 def starts_of(sent: SchedulerOutput) -> dict[str, int]:
     """For each request that a schedule describes, the number of its tokens that are computed before the step."""
-    starts = {new.request_id: new.num_computed_tokens for new in sent.new}
-    starts |= {running.request_id: running.num_computed_tokens for running in sent.running}
-    starts |= {resumed.request_id: resumed.num_computed_tokens for resumed in sent.resumed}
+    starts = {running.request_id: running.num_computed_tokens for running in sent.running}
+    for new in sent.new:
+        starts[new.request_id] = new.num_computed_tokens
+    for resumed in sent.resumed:
+        starts[resumed.request_id] = resumed.num_computed_tokens
     return starts
+
+
+class Batch(NamedTuple):
+    """What the ledger says of the requests of a step.
+
+    ``rows`` has each of them with the offset at which its next token belongs, ``starts`` how many of its tokens are
+    computed before the step; ``drawing`` are those that reach the end of what is known of them, and so must draw.
+    """
+
+    rows: dict[str, tuple[Row, int]]
+    starts: dict[str, int]
+    drawing: dict[str, None]
 
 
 @dataclass(kw_only=True, slots=True)
 class InFlight:
     """One step that was sent to the workers and has not been committed.
 
-    ``scheduled`` is the scheduler's own object, ``sent`` the same stamped with our step and generation. ``rows`` has
-    each request of the batch with the offset at which its next token belongs; ``drawing`` are those that reach the end
-    of what is known of them, and so must draw. Marks are monotonic nanoseconds.
+    ``scheduled`` is the scheduler's own object, ``sent`` the same stamped with our step and generation; ``rows``,
+    ``starts`` and ``drawing`` are the fields of its ``Batch``. ``call`` is None until it was sent. Marks are monotonic
+    nanoseconds.
     """
 
     step: int
@@ -43,24 +58,17 @@ class InFlight:
     scheduled: SchedulerOutput
     sent: SchedulerOutput
     rows: dict[str, tuple[Row, int]]
+    starts: dict[str, int]
+    drawing: dict[str, None]
     start_ns: int
     scheduled_ns: int
-    call: PendingCall
+    call: PendingCall | None = None
     grammar: GrammarOutput | None = None
     sampling: PendingCall | None = None
     executed_ns: int = 0
     sampled_ns: int = 0
     links: list[Link] = field(default_factory=list)
     trace: StepTrace | None = None
-    drawing: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        starts, counts = starts_of(self.sent), self.sent.num_scheduled_tokens
-        self.drawing = frozenset(
-            request_id
-            for request_id, (row, offset) in self.rows.items()
-            if starts[request_id] + counts[request_id] >= len(row.prompt_token_ids) + offset
-        )
 
     @property
     def context(self) -> SpanContext | None:
@@ -88,6 +96,8 @@ class StepRecorder:
         if not self._gate.record(step):
             return None
         span = self._open(step, start_ns, scheduled_ns)
+        if not span.is_recording():  # then no child of it would be
+            return None
         execute = self._child(span, tracing.STEP_EXECUTE_MODEL, scheduled_ns)
         return StepTrace(span=span, execute=execute)
 
@@ -114,6 +124,8 @@ class StepRecorder:
         executed, sampled = flight.executed_ns or end_ns, flight.sampled_ns or flight.executed_ns or end_ns
         if flight.trace is None:
             span = self._open(flight.step, flight.start_ns, flight.scheduled_ns)
+            if not span.is_recording():
+                return span
             execute = self._child(span, tracing.STEP_EXECUTE_MODEL, flight.scheduled_ns)
         else:
             span, execute = flight.trace.span, flight.trace.execute
@@ -135,7 +147,8 @@ class StepRecorder:
             attributes={tracing.STEP_INDEX: step},
             start_time=self._wall(start_ns),
         )
-        self._child(span, tracing.STEP_SCHEDULE, start_ns).end(self._wall(scheduled_ns))
+        if span.is_recording():
+            self._child(span, tracing.STEP_SCHEDULE, start_ns).end(self._wall(scheduled_ns))
         return span
 
     def _child(self, parent: Span, name: str, start_ns: int) -> Span:

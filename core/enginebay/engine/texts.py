@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from enginebay.engine.plan import Plan
 from enginebay.text import ChatTemplate, Tokenizer
 
-__all__ = ["find_chat_template", "read_tokenizer"]
+__all__ = ["bad_word_ids", "find_chat_template", "read_tokenizer"]
 
 
 def read_tokenizer(plan: Plan) -> Tokenizer:
@@ -25,3 +26,13 @@ def find_chat_template(plan: Plan) -> ChatTemplate | None:
         folders.insert(0, named if named.is_dir() else named.parent)
     found = (ChatTemplate.find(folder) for folder in folders)
     return next((template for template in found if template is not None), None)
+
+
+def bad_word_ids(tokenizer: Tokenizer) -> Callable[[str], tuple[tuple[int, ...], ...]]:
+    """The token ids of a word as it stands and after a space, as the tokenizer splits it; other splits exist."""
+
+    def ids(word: str) -> tuple[tuple[int, ...], ...]:
+        ways = dict.fromkeys(tuple(tokenizer.encode(text)) for text in (word, f" {word}"))
+        return tuple(way for way in ways if way)
+
+    return ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
 
 from enginebay.errors import WorkerLost
@@ -14,45 +14,61 @@ __all__ = ["WorkerWatch"]
 
 
 class WorkerWatch:
-    """Told of deaths by the executor's threads, asked by the core's one. The first death is the cause."""
+    """Told of deaths by the executor's threads, asked by the core's one. The first death that counts is the cause."""
 
     def __init__(self) -> None:
-        self._exit: WorkerExit | None = None
+        self._exits: list[WorkerExit] = []
+        self._expected: frozenset[str] | None = None
         self._waiting: Future[None] | None = None
 
     def exited(self, worker_exit: WorkerExit) -> None:
         """``ExecutorContext.worker_exited``: a worker's process has ended. From any thread; returns at once."""
-        self._exit = self._exit or worker_exit
+        self._exits.append(worker_exit)
         # wait() writes what is read here, and reads what is written here: whoever is second sees the other
         if (waiting := self._waiting) is not None:
             _wake(waiting)
 
+    def expect(self, incarnations: Iterable[str]) -> None:
+        """From now on only these workers' deaths count. Before any was named, every report does.
+
+        A late report of a worker of an earlier generation says nothing of those that took its place.
+        """
+        self._expected = frozenset(incarnations)
+        self._exits.clear()
+
     def raise_if_lost(self) -> None:
-        """Raise ``WorkerLost`` when a death was reported."""
-        if self._exit is not None:
-            raise WorkerLost(_describe(self._exit))
+        """Raise ``WorkerLost`` when a death that counts was reported."""
+        for worker_exit in self._exits:
+            if self._expected is None or worker_exit.incarnation in self._expected:
+                raise WorkerLost(_describe(worker_exit))
 
     def wait(self, runtime: Runtime, future: Future[Replies], deadline: float) -> Replies:
         """The future's result; raises ``WorkerLost`` as soon as a death is reported, ``TimeoutError`` at the deadline.
 
         An answer that has come counts for more than a death after it.
         """
-        woken: Future[None] = Future()
-        self._waiting = woken
-        try:
-            future.add_done_callback(lambda _: _wake(woken))
-            if self._exit is None:
+        while not future.done():
+            woken = runtime.clock.event()
+            self._waiting = woken
+            try:
+                _wake_when_done(future, woken)
+                if not future.done():
+                    self.raise_if_lost()
                 runtime.wait(woken, deadline)
-        finally:
-            self._waiting = None
-        if not future.done():
-            self.raise_if_lost()
+            finally:
+                self._waiting = None
         return runtime.wait(future, deadline)
 
 
+def _wake_when_done(future: Future[Replies], waiting: Future[None]) -> None:
+    future.add_done_callback(lambda _: _wake(waiting))
+
+
 def _wake(waiting: Future[None]) -> None:
-    with contextlib.suppress(InvalidStateError):  # it is awake
+    try:
         waiting.set_result(None)
+    except InvalidStateError:
+        return  # it is awake
 
 
 def _describe(worker_exit: WorkerExit) -> str:

@@ -40,8 +40,13 @@ from enginebay.interfaces._runner import BatchConstraints, ModelRunner, RunnerCo
 from enginebay.interfaces._scheduler import Policy, Scheduler, SchedulerContext
 from enginebay.messages import ModelInfo
 
-API_VERSION: tuple[int, int] = (1, 0)
-"""The plugin API of this engine. A plugin fits when the major is equal and its minor is not above ours."""
+API_VERSION: tuple[int, int] = (1, 1)
+"""The plugin API of this engine. A plugin fits when the major is equal and its minor is not above ours.
+
+1.1 added the sampling parameters beyond top_k, top_p and seed, each of which a runner gets only when its ``features``
+say so; log-probabilities in ``ModelRunnerOutput``; several choices of a request (``NewRequest.choice``, of which each
+is a request of its own to runners and schedulers); ``RunnerContext.batch_invariant``; and ``Plugin.request_extra``.
+"""
 
 O = TypeVar("O", bound=Options)
 
@@ -101,8 +106,10 @@ class SchedulerCapabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerCapabilities:
-    """What a runner can do. ``features`` are the request fields that it serves beyond greedy and temperature:
-    "top_k", "top_p", "seed", … ; ``devices`` the device kinds ("cpu", "cuda"); ``attention`` the name of the
+    """What a runner can do. ``features`` are what it serves beyond greedy and temperature: "top_k", "top_p", "min_p",
+    "seed", "n" (draws keyed by ``NewRequest.choice``), "penalties" (repetition, presence and frequency), "logit_bias",
+    "bad_words", "min_tokens", "logprobs", "prompt_logprobs", and "batch_invariant"; a request that needs another is
+    refused by the name of its field. ``devices`` are the device kinds ("cpu", "cuda"); ``attention`` the name of the
     attention kernel that it always uses, "" when that is settled at load (``ModelRunner.in_force`` then says)."""
 
     async_output: bool = False
@@ -117,13 +124,18 @@ class RunnerCapabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin(Generic[O]):
-    """What every descriptor has. ``requires_modules`` maps a module to the pip requirement that brings it."""
+    """What every descriptor has. ``requires_modules`` maps a module to the pip requirement that brings it.
+
+    ``request_extra``: what the plugin takes in a request's ``extra`` under its name, as JSON; a request that brings
+    something else is refused before it runs. None: whatever bytes a client sends reach the plugin as they are.
+    """
 
     name: str
     requires_api: tuple[int, int] = (1, 0)
     options: type[O] = NoOptions  # type: ignore[assignment]  # a default for a type parameter: PEP 696 is 3.13
     requires_modules: dict[str, str] = field(default_factory=dict)
     summary: str = ""
+    request_extra: type[Options] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

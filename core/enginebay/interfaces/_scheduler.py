@@ -179,7 +179,9 @@ class Scheduler(ABC, Generic[O]):
     """Decides everything about a step. Called from one thread.
 
     Invariants that the conformance kit checks: each request runs to its end exactly once; no step is over a limit or
-    a constraint; when nothing is left, every block is free.
+    a constraint; when nothing is left, every block is free. Each choice of a request comes as a request of its own;
+    its ``choice`` goes into ``NewRequest``. One whose ``params.prompt_logprobs`` is set starts at its first token, also
+    when it starts again: open its sequence with ``reuse=False``, and the cache finds nothing for it.
     """
 
     def __init__(self, context: SchedulerContext[O]) -> None:

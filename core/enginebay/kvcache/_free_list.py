@@ -20,6 +20,17 @@ class FreeList:
         self._prev = [_OUT] * size + [size]
         self._len = 0
 
+    @classmethod
+    def of(cls, start: int, size: int) -> FreeList:
+        """The ids ``start`` to ``size - 1``, all free, in their order: as if each had been appended, in one sweep."""
+        made = cls(size)
+        if start < size:
+            made._next[start:size] = range(start + 1, size + 1)
+            made._prev[start:size] = [size, *range(start, size - 1)]
+            made._next[size], made._prev[size] = start, size - 1
+            made._len = size - start
+        return made
+
     def __len__(self) -> int:
         return self._len
 

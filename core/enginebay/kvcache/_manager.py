@@ -44,13 +44,16 @@ class KVSequence:
     block can be published.
     """
 
-    __slots__ = ("blocks", "capacity", "names", "output", "prompt", "publish_at", "request_id", "root")
+    __slots__ = ("blocks", "capacity", "names", "output", "prompt", "publish_at", "request_id", "reuse", "root")
 
-    def __init__(self, request_id: str, prompt: tuple[int, ...], output: list[int], root: bytes) -> None:
+    def __init__(
+        self, request_id: str, prompt: tuple[int, ...], output: list[int], root: bytes, *, reuse: bool = True
+    ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.output = output
         self.root = root
+        self.reuse = reuse
         self.names: list[bytes] = []
         self.blocks: list[int] = []
         self.capacity = 0
@@ -149,9 +152,13 @@ class KVCacheManager:
         *,
         salt: str = "",
         adapter: str = "",
+        reuse: bool = True,
     ) -> KVSequence:
-        """Begin to keep a request; it holds no block yet. Requests share blocks of equal salt and adapter only."""
-        sequence = KVSequence(request_id, prompt_token_ids, output_token_ids, _root(salt, adapter))
+        """Begin to keep a request; it holds no block yet. Requests share blocks of equal salt and adapter only.
+
+        One without ``reuse`` computes every token itself: it finds nothing of others, and others find what it wrote.
+        """
+        sequence = KVSequence(request_id, prompt_token_ids, output_token_ids, _root(salt, adapter), reuse=reuse)
         self._open[request_id] = sequence
         return sequence
 
@@ -160,7 +167,7 @@ class KVCacheManager:
 
         Of a full hit the last token is left out: it must be computed again to draw the next one.
         """
-        if not self._prefix_caching:
+        if not (self._prefix_caching and sequence.reuse):
             return PrefixHit()
         found: list[int] = []
         idle = 0
@@ -191,7 +198,7 @@ class KVCacheManager:
         sequence.blocks = [*hit.block_ids, *self._pool.take(fresh)]
         sequence.capacity = len(sequence.blocks) * self._block_size
         sequence.publish_at = hit.num_tokens + self._block_size
-        if count and self._prefix_caching:
+        if count and self._prefix_caching and sequence.reuse:
             self.prefix_queries += sequence.num_tokens
             self.prefix_hits += hit.num_tokens
         return True

@@ -18,12 +18,10 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._names: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
-        self._free = FreeList(num_blocks)
+        self._free = FreeList.of(reserved, num_blocks)
         self._reserved = reserved
         self.num_usable = num_blocks - reserved
         self.evictions = 0
-        for block in range(reserved, num_blocks):
-            self._free.append(block)
 
     @property
     def num_free(self) -> int:

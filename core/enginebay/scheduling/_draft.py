@@ -124,6 +124,7 @@ def _new(record: Record) -> NewRequest:
         seed=request.seed,
         block_ids=record.sequence.block_ids,
         num_computed_tokens=record.num_computed,
+        choice=request.choice,
         extra=request.extra,
     )
 

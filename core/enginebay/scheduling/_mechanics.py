@@ -51,6 +51,7 @@ class MechanicsScheduler(Scheduler[O]):
             record.output,
             salt=request.cache_salt,
             adapter=request.adapter,
+            reuse=request.params.prompt_logprobs is None,  # they come of computing the prompt
         )
         self._order += 1
         state.requests[request.request_id] = record

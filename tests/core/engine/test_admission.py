@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from enginebay.engine.admission import AdmissionLimits, Ask, validate
 from enginebay.errors import InvalidRequest
 from enginebay.messages import FinishReason, SamplingParams
-from support.fake_engine import FakeEngine
+from support.fake_engine import FEATURES, FakeEngine
 
 LIMITS = AdmissionLimits(
     vocab_size=100, runner="runner 'fake' 1.0", features=frozenset({"seed"}), check_fits=lambda prompt, most: None
@@ -152,6 +152,11 @@ TEXTS = st.one_of(st.text(max_size=3), st.just("\ud800"), st.none(), st.integers
 PARAMS = {
     **dict.fromkeys(("max_tokens", "temperature", "top_k", "top_p", "seed"), NUMBERS),
     **dict.fromkeys(("ignore_eos", "skip_special_tokens"), NUMBERS),
+    **dict.fromkeys(("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n"), NUMBERS),
+    **dict.fromkeys(("min_tokens", "truncate_prompt_tokens", "logprobs", "prompt_logprobs"), NUMBERS),
+    "logit_bias": st.one_of(NUMBERS, st.dictionaries(st.one_of(st.integers(-1, 300), TEXTS), NUMBERS, max_size=3)),
+    "bad_words": st.one_of(TEXTS, st.lists(TEXTS, max_size=2).map(tuple)),
+    "bad_words_token_ids": st.one_of(NUMBERS, st.lists(st.lists(NUMBERS, max_size=2), max_size=2)),
     "stop": st.one_of(TEXTS, st.lists(TEXTS, max_size=2).map(tuple)),
     "stop_token_ids": st.one_of(NUMBERS, st.lists(NUMBERS, max_size=2).map(tuple)),
 }
@@ -161,14 +166,17 @@ FIELDS = {
     "prompt_token_ids": st.one_of(NUMBERS, st.lists(NUMBERS, max_size=2).map(tuple)),
     "extra": st.one_of(NUMBERS, st.dictionaries(TEXTS, TEXTS, max_size=2)),
 }
-EVERYTHING = frozenset({"top_k", "top_p", "seed"})
+
+
+def test_no_parameter_is_forgotten_here() -> None:
+    assert PARAMS.keys() == set(SamplingParams.__struct_fields__)
 
 
 @settings(max_examples=400)
 @given(params=st.fixed_dictionaries({}, optional=PARAMS), fields=st.fixed_dictionaries({}, optional=FIELDS))
 def test_whatever_a_client_brings_hurts_it_alone(params: dict[str, Any], fields: dict[str, Any]) -> None:
     """A request is refused with ``InvalidRequest``, or it runs; the engine lives and others are answered."""
-    engine = FakeEngine(features=EVERYTHING)
+    engine = FakeEngine(features=FEATURES)
     engine.add("good", max_tokens=2)
     whole = {"request_id": "odd", "prompt_token_ids": (104, 105), "params": SamplingParams(**params), **fields}
     said = ""
@@ -186,13 +194,14 @@ def test_whatever_a_client_brings_hurts_it_alone(params: dict[str, Any], fields:
 
 def test_the_last_line_refuses_what_the_codec_cannot_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the checks may overlook: here, the one of Unicode."""
-    monkeypatch.setattr("enginebay.engine.admission._check_unicode", lambda name, value: None)
+    for module in ("admission", "params"):
+        monkeypatch.setattr(f"enginebay.engine.{module}.check_unicode", lambda name, value: None)
     for error in (refused({"stop": (SURROGATE,)}), refused(request_id=SURROGATE), refused(extra={SURROGATE: b""})):
         assert str(error).startswith("the request cannot be sent to a worker: ")
 
 
 def test_a_request_that_used_to_kill_the_engine_is_refused_alone() -> None:
-    engine = FakeEngine(features=EVERYTHING)
+    engine = FakeEngine(features=FEATURES)
     for params in (
         {"top_k": 2**70, "temperature": 1.0},
         {"max_tokens": 2**70},

@@ -16,13 +16,14 @@ from enginebay.errors import InvalidRequest
 from enginebay.messages import ExecuteModel, NewRequest, SamplingParams, SchedulerOutput
 from enginebay.tracing import parse_traceparent
 from enginebay.transport import decode_call, encode
-from support.fake_engine import FakeEngine
+from support.fake_engine import FEATURES, FakeEngine
 
 LIMITS = AdmissionLimits(
     vocab_size=100,
     runner="runner 'fake' 1.0",
-    features=frozenset({"seed", "top_k", "top_p"}),
+    features=FEATURES,
     check_fits=lambda prompt, most: None,
+    bad_word_ids=lambda word: (tuple(ord(c) % 100 for c in word),),
 )
 
 
@@ -100,6 +101,15 @@ def test_subclasses_become_what_they_are_of() -> None:
             "stop": [Kind.B, Text("x")],
             "stop_token_ids": [Token.A],
             "max_tokens": Token.A,
+            "min_tokens": Number(2),
+            "min_p": np.float64(0.25),
+            "repetition_penalty": 2,
+            "presence_penalty": np.float64(-1),
+            "logit_bias": {Token.A: Number(3), 1: np.float64(0.5)},
+            "bad_words": [Text("x")],
+            "bad_words_token_ids": [[Token.A, Number(1)], Listed([Token.A])],
+            "n": Number(2),
+            "logprobs": Number(3),
         },
         request_id=Text("me"),
         prompt_token_ids=[Token.A, Number(1)],
@@ -114,7 +124,22 @@ def test_subclasses_become_what_they_are_of() -> None:
         request_id="me",
         prompt_token_ids=(7, 1),
         params=SamplingParams(
-            temperature=0.5, top_k=7, seed=3, stop=("b", "x"), stop_token_ids=(7,), max_tokens=7, top_p=1.0
+            temperature=0.5,
+            top_k=7,
+            seed=3,
+            stop=("b", "x"),
+            stop_token_ids=(7,),
+            max_tokens=7,
+            top_p=1.0,
+            min_tokens=2,
+            min_p=0.25,
+            repetition_penalty=2.0,
+            presence_penalty=-1.0,
+            logit_bias={7: 3.0, 1: 0.5},
+            bad_words=("x",),
+            bad_words_token_ids=((7, 1), (7,), (20,)),
+            n=2,
+            logprobs=3,
         ),
         priority=7,
         tenant="b",
@@ -152,6 +177,19 @@ def test_an_integer_is_a_timeout_too() -> None:
         ({"stop": (b"x",)}, {}, "stop"),
         ({"stop": ("\ud800",)}, {}, "stop"),
         ({"ignore_eos": 1}, {}, "ignore_eos"),
+        ({"n": Number(99), "temperature": 1}, {}, "n"),
+        ({"min_p": np.float64("nan")}, {}, "min_p"),
+        ({"repetition_penalty": 10**400}, {}, "repetition_penalty"),
+        ({"presence_penalty": True}, {}, "presence_penalty"),
+        ({"logit_bias": {Number(100): 1}}, {}, "logit_bias"),
+        ({"logit_bias": {1: Pretends()}}, {}, "logit_bias"),
+        ({"logit_bias": [(1, 2)]}, {}, "logit_bias"),
+        ({"bad_words": "text"}, {}, "bad_words"),
+        ({"bad_words_token_ids": ((Number(100),),)}, {}, "bad_words_token_ids"),
+        ({"bad_words_token_ids": ({1: 2},)}, {}, "bad_words_token_ids"),
+        ({"logprobs": 1.0}, {}, "logprobs"),
+        ({"truncate_prompt_tokens": Number(0)}, {}, "truncate_prompt_tokens"),
+        ({"min_tokens": Number(300)}, {}, "min_tokens"),
         ({}, {"prompt_token_ids": (Number(100),)}, "prompt"),
         ({}, {"prompt_token_ids": {1: 2}}, "prompt"),
         ({}, {"request_id": Text("")}, "request_id"),
@@ -256,6 +294,18 @@ BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": near(TOKENS),
     "ignore_eos": near(st.booleans()),
     "skip_special_tokens": near(st.booleans()),
+    "min_p": near(FRACTIONS),
+    "n": near(st.one_of(st.integers(1, 16), st.builds(Number, st.integers(1, 16)))),
+    "repetition_penalty": near(st.one_of(FRACTIONS, st.integers(1, 5))),
+    "presence_penalty": near(st.one_of(FRACTIONS, st.integers(-2, 2))),
+    "frequency_penalty": near(st.one_of(FRACTIONS, st.integers(-2, 2))),
+    "logit_bias": near(st.dictionaries(SMALL, st.one_of(FRACTIONS, st.integers(-100, 100)), max_size=3)),
+    "bad_words": near(st.lists(WORDS, max_size=3)),
+    "bad_words_token_ids": near(st.lists(TOKENS, max_size=3)),
+    "min_tokens": near(st.integers(0, 9)),
+    "truncate_prompt_tokens": near(st.one_of(st.none(), SMALL)),
+    "logprobs": near(st.one_of(st.none(), st.integers(0, 20))),
+    "prompt_logprobs": near(st.one_of(st.none(), st.integers(0, 20))),
 }
 
 
@@ -280,18 +330,22 @@ def test_whatever_passes_crosses_to_a_worker_and_back(fields: dict[str, Any], pa
     if isinstance(ask, str):
         assert ask.encode()  # a message that can be printed and sent
         return
-    request = admit(ask, seed=2**63 - 1, arrival=1e9, arrival_number=0, default_timeout=None)
-    new = NewRequest(
-        request_id=request.request_id,
-        token_ids=request.prompt_token_ids,
-        num_prompt_tokens=len(request.prompt_token_ids),
-        params=request.params,
-        seed=request.seed,
-        block_ids=((0,),),
-        num_computed_tokens=0,
-        extra=request.extra,
-    )
-    step = ExecuteModel(scheduler_output=SchedulerOutput(step=0, new=(new,), num_scheduled_tokens={new.request_id: 1}))
-    assert decode_call(encode(step)) == step
-    assert all(plain_types(getattr(request, name)) for name in request.__struct_fields__)
-    assert request.deadline is None or math.isfinite(request.deadline)
+    choices = admit(ask, seed=2**63 - 1, arrival=1e9, arrival_number=0, default_timeout=None)
+    assert len(choices) == ask.params.n
+    for request in choices:
+        new = NewRequest(
+            request_id=request.request_id,
+            token_ids=request.prompt_token_ids,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            params=request.params,
+            seed=request.seed,
+            block_ids=((0,),),
+            num_computed_tokens=0,
+            choice=request.choice,
+            extra=request.extra,
+        )
+        counts = {new.request_id: 1}
+        step = ExecuteModel(scheduler_output=SchedulerOutput(step=0, new=(new,), num_scheduled_tokens=counts))
+        assert decode_call(encode(step)) == step
+        assert all(plain_types(getattr(request, name)) for name in request.__struct_fields__)
+        assert request.deadline is None or math.isfinite(request.deadline)

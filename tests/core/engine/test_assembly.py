@@ -24,9 +24,7 @@ from enginebay.errors import (
     PluginNotFound,
     StartFailed,
     WorkerFailed,
-    WorkerLost,
 )
-from enginebay.interfaces import WorkerExit
 from enginebay.messages import MemorySnapshot, PluginIdentity, PluginsLoaded, WorkerInfo
 from enginebay.plugins import PluginHost
 from enginebay.runtime import system_runtime
@@ -180,17 +178,6 @@ def test_a_start_that_fails_anywhere_is_a_trace_too(
         assert spans.children(root)[:2] == ["config.resolve", "plugin.discovery"]
     assert root.status.status_code is StatusCode.ERROR
     assert dict(root.attributes or {})["error.type"] == error.__name__
-
-
-def test_a_death_that_the_executor_reports_reaches_the_core(fake: Installed) -> None:  # X4
-    core = started(fake)
-    try:
-        context = core._parts.executor.context
-        context.worker_exited(WorkerExit(rank=0, incarnation="x", signal=11))
-        with pytest.raises(WorkerLost, match=r"rank 0: the worker ended \(signal 11\)"):
-            core.step()
-    finally:
-        core.stop()
 
 
 def test_each_scheduler_has_a_cache_of_its_own(fake: Installed) -> None:

@@ -67,6 +67,59 @@ def test_a_stop_string_beats_the_length_at_the_same_token() -> None:  # S7
     assert (got.text, got.finish, got.stop_reason) == ("a", FinishReason.STOP, "b")
 
 
+def test_a_stop_string_below_min_tokens_does_not_end() -> None:  # S8
+    got = commit([*b"aXbXc"], stop=("X",), min_tokens=3)
+    assert (got.token_ids, got.text, got.stop_reason) == (tuple(b"aXbX"), "aXb", "X")
+    assert commit([*b"aX"], stop=("X",), min_tokens=2).text == "a"
+    assert commit([*b"aXb"], stop=("X",), min_tokens=4).finish is None
+    assert commit([*b"XY"], before=2, stop=("X",), min_tokens=3).token_ids == (88,)
+
+
+def test_a_stop_string_that_ends_at_min_tokens_may_begin_before() -> None:  # S8
+    got = commit([*b"aENDb"], stop=("END",), min_tokens=4)
+    assert (got.token_ids, got.text, got.stop_reason) == (tuple(b"aEND"), "a", "END")
+    got = commit([*b"ENDEND"], stop=("END",), min_tokens=4)
+    assert (got.token_ids, got.text) == (tuple(b"ENDEND"), "END")
+
+
+def test_the_length_caps_win_below_min_tokens() -> None:  # S8
+    got = commit([*b"aX"], max_tokens=2, stop=("X",), min_tokens=2, prompt=2, max_model_len=3)
+    assert (got.token_ids, got.text, got.finish) == ((97,), "a", FinishReason.LENGTH)
+    got = commit([*b"abX"], stop=("X",), min_tokens=9, max_tokens=9, max_model_len=5)
+    assert (got.text, got.finish) == ("abX", FinishReason.LENGTH)
+    got = commit([*b"abXd"], stop=("X",), min_tokens=4, max_tokens=4)
+    assert (got.text, got.finish) == ("abXd", FinishReason.LENGTH)
+
+
+def test_an_eos_that_was_drawn_below_min_tokens_ends_all_the_same() -> None:  # S8
+    got = commit([97, EOS], min_tokens=5)
+    assert (got.token_ids, got.finish) == ((97, EOS), FinishReason.STOP)
+
+
+def test_what_was_held_back_below_min_tokens_is_whole() -> None:  # S8
+    asked = SamplingParams(stop=("END",), min_tokens=9)
+    state = TextState(asked, Bytes())
+    texts = [state.push(token, may_end=False)[0] for token in b"aENDxEN"]
+    assert "".join(texts) + state.finish(may_end=False)[0] == "aENDxEN"
+
+
+@given(
+    st.lists(st.sampled_from(b"ab"), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=3), max_size=2, unique=True),
+    st.integers(0, 12),
+)
+def test_min_tokens_against_a_search_of_the_whole_text(drawn: list[int], stops: list[str], least: int) -> None:  # S8
+    text = bytes(drawn).decode()
+    ends = [end for end in range(max(1, least), len(text) + 1) if text[:end].endswith(tuple(stops))] if stops else []
+    got = commit(drawn, stop=tuple(stops), min_tokens=least, max_model_len=1000)
+    if not ends:
+        assert (got.token_ids, got.finish) == (tuple(drawn), None)
+        return
+    end = ends[0]
+    stop = max((stop for stop in stops if text[:end].endswith(stop)), key=len)
+    assert (got.token_ids, got.text, got.stop_reason) == (tuple(drawn[:end]), text[: end - len(stop)], stop)
+
+
 def test_text_that_was_held_back_comes_with_the_end() -> None:  # S7
     assert commit([*b"abEN"], stop=("END",)).text == "ab"
     got = commit([*b"abEN"], stop=("END",), max_tokens=4)

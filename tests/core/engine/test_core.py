@@ -175,7 +175,7 @@ def test_a_reply_of_another_generation_is_dropped_and_counted() -> None:
 
 
 def test_a_step_that_failed_kills_the_engine_with_one_root_cause() -> None:
-    engine = FakeEngine()
+    engine = FakeEngine(max_failed_steps=1)
 
     def crash(output: SchedulerOutput) -> None:
         raise ValueError("boom")
@@ -201,7 +201,7 @@ def test_a_step_that_failed_kills_the_engine_with_one_root_cause() -> None:
 
 
 def test_errors_of_many_requests_share_no_growing_traceback() -> None:  # E8
-    engine = FakeEngine()
+    engine = FakeEngine(max_failed_steps=1)
     engine.executor.before = lambda output: exec("raise ValueError('boom')")
     engine.add("a")
     errors = []

@@ -211,7 +211,8 @@ def test_an_answer_that_came_counts_for_more_than_a_death_after_it() -> None:
 
 
 def test_the_log_has_the_circumstances_of_a_death_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    engine = FakeEngine(in_force={"runner": "fake", "kv_blocks": "64"}, max_num_batched_tokens=6)
+    in_force = {"runner": "fake", "kv_blocks": "64"}
+    engine = FakeEngine(in_force=in_force, max_num_batched_tokens=6, max_failed_steps=1)
     engine.add("secret-free", "TOPSECRET say:WORDS", max_tokens=4)
     engine.add("other", "x", max_tokens=4)
     for _ in range(3):
@@ -225,7 +226,7 @@ def test_the_log_has_the_circumstances_of_a_death_in_numbers(caplog: pytest.LogC
     head, _, text = record.getMessage().partition(": ")
     assert head == "the engine dies of this; its state"
     detail = json.loads(text)
-    assert detail["in_force"] == {"runner": "fake", "kv_blocks": "64"}
+    assert detail["in_force"] == in_force
     assert detail["scheduler"]["num_blocks"] == 64
     assert detail["scheduler"]["num_running"] == 1
     (step,) = detail["steps"]

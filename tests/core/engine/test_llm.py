@@ -59,7 +59,10 @@ def test_a_bad_request_is_named_before_any_runs(llm: LLM) -> None:  # E4
     assert str(caught.value) == "prompt 1: the prompt is empty; it must have at least one token"
     with pytest.raises(RequestTooLong, match="prompt 0: the prompt has 600 tokens"):
         llm.generate(["x" * 600, "b"])
-    with pytest.raises(InvalidRequest, match=r"runner 'fake' 1\.0 does not serve top_k; it serves: seed"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"runner 'fake' 1\.0 does not serve top_k; it serves: logprobs, min_tokens, n, prompt_logprobs, seed",
+    ):
         llm.generate("a", SamplingParams(top_k=2))
     with pytest.raises(InvalidRequest, match="there are 2 prompts and 1 sampling parameters"):
         llm.generate(["a", "b"], [FEW])

@@ -372,6 +372,8 @@ def test_an_executor_that_maps_devices(parts: FakeSite) -> None:  # P8
 def test_batch_invariant_and_graphs_of_a_runner_that_can(parts: FakeSite) -> None:  # P8
     parts.runner("exact", "features=frozenset({'batch_invariant'}), captures_graph=True", "preference=99")
     planned = make_plan(parts, "engine.batch_invariant=true")
+    assert in_force(planned)["batch_invariant"] == ("on", "--set; how is found when the worker loads the model")
+    assert "batch_invariant" not in in_force(make_plan(parts))
     assert in_force(planned)["execution"] == ("captured graph", "runner 'exact' captures graphs")
 
 

@@ -63,6 +63,22 @@ def test_a_runner_that_starves_one_request_while_the_others_go_on() -> None:
     )
 
 
+def test_a_step_whose_answer_was_dropped_begins_the_count_of_one_that_is_starved_again() -> None:
+    many = 4 * MAX_WASTED_STEPS
+    engine = FakeEngine(max_model_len=many, num_blocks=many, max_num_batched_tokens=many)
+    silent(engine, "a")
+    engine.add("b", max_tokens=3 * MAX_WASTED_STEPS)
+    engine.add("a")
+    dropped = MAX_WASTED_STEPS - 10
+
+    def before(output: SchedulerOutput) -> None:
+        engine.executor.reply_generation = 77 if output.step == dropped else None
+
+    engine.executor.before = before
+    _, count = run_to_death(engine)
+    assert count == dropped + MAX_WASTED_STEPS
+
+
 def test_a_fault_without_words_ends_its_request() -> None:
     engine = FakeEngine()
     engine.executor.faults["a"] = ""

@@ -10,9 +10,19 @@ import msgspec
 import pytest
 
 from enginebay.errors import EngineDead
-from enginebay.messages import Envelope, FinishReason, ModelRunnerOutput, RankReply, Replies, StepResult
+from enginebay.messages import (
+    Ack,
+    Envelope,
+    FinishReason,
+    ModelRunnerOutput,
+    PluginsLoaded,
+    RankReply,
+    Replies,
+    StepResult,
+)
 from enginebay.transport import encode
 from enginebay.transport.codec import decode_result
+from enginebay.worker.failure import describe_failure
 from support.fake_engine import DEFAULT, FakeEngine
 
 Submit = Callable[[Envelope], Future[Replies]]
@@ -191,3 +201,59 @@ def test_a_runner_may_draw_as_many_tokens_as_it_declares() -> None:
     engine.add("a", max_tokens=3)
     engine.run(5)
     assert engine.tokens["a"] == [*b"abc"]
+
+
+def ranks(*answers: tuple[int, Any]) -> Callable[[Replies], Replies]:
+    """Every step is answered by these ranks: with what is given, or ("all") with the tokens."""
+
+    def change(replies: Replies) -> Replies:
+        payload = replies.replies[0].payload
+        held = tuple(
+            RankReply(rank=rank, payload=payload if answer == "all" else encode(answer)) for rank, answer in answers
+        )
+        return msgspec.structs.replace(replies, replies=held)
+
+    return change
+
+
+def test_a_step_is_done_when_all_ranks_have_said_so() -> None:
+    engine = FakeEngine(num_ranks=3, output_rank=1)
+    through(engine, ranks((0, Ack()), (1, "all"), (2, "all")))
+    assert engine.answer(max_tokens=5)[0] == DEFAULT[:5]
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([(1, "all")], "executor 'fake' 1.0: the answer to step 0 lacks rank 0"),
+        ([(0, Ack())], "executor 'fake' 1.0: the answer to step 0 lacks rank 1"),
+        ([], "executor 'fake' 1.0: the answer to step 0 lacks rank 0"),
+        ([(1, "all"), (1, "all")], "executor 'fake' 1.0: the answer to step 0 lacks rank 0"),
+        ([(0, Ack()), (1, "all"), (0, Ack())], "executor 'fake' 1.0: the answer to step 0 has rank 0 twice"),
+        (
+            [(0, Ack()), (1, "all"), (2, Ack())],
+            "executor 'fake' 1.0: the answer to step 0 has rank 2, and there are ranks 0 to 1",
+        ),
+        ([(0, Ack()), (1, Ack())], "rank 1 answered step 0 with Ack"),
+        ([(0, PluginsLoaded()), (1, "all")], "rank 0 answered step 0 with PluginsLoaded"),
+    ],
+)
+def test_a_rank_that_did_not_acknowledge_the_step_is_named(answers: list[tuple[int, Any]], message: str) -> None:
+    """A token of a step that a rank has not computed would stand on keys and values that are not there."""
+    engine = FakeEngine(num_ranks=2, output_rank=1)
+    through(engine, ranks(*answers))
+    engine.add("a", "a prompt of some blocks")
+    with pytest.raises(EngineDead) as caught:
+        engine.step()
+    assert str(caught.value) == f"the engine stopped: {message}"
+    assert engine.tokens == {}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_any_rank_reports_as_failed_fails_the_step(rank: int) -> None:
+    engine = FakeEngine(num_ranks=2, output_rank=1, max_failed_steps=1)
+    failure = describe_failure(ValueError("boom"), phase="execute_model", rank=rank)
+    through(engine, ranks(*((one, failure if one == rank else "all") for one in (0, 1))))
+    engine.add("a")
+    with pytest.raises(EngineDead, match=rf"rank {rank} .* failed in execute_model: ValueError: boom"):
+        engine.step()

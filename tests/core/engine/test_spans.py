@@ -10,7 +10,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from enginebay import tracing
 from enginebay.errors import EngineDead
-from support.fake_engine import FakeEngine
+from enginebay.messages import SchedulerOutput
+from support.fake_engine import FEATURES, FakeEngine
 from support.spans import recorded
 
 TRACEPARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
@@ -58,6 +59,20 @@ def test_one_trace_per_request_with_its_phases_and_events(monkeypatch: pytest.Mo
         "enginebay.request.first_step": 0,
         "enginebay.request.last_step": 5,
     }
+
+
+def test_each_choice_has_a_span_and_the_prompt_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:  # O2
+    with recorded(monkeypatch) as spans:
+        engine = FakeEngine(features=FEATURES)
+        engine.add("a", "say:%", n=2, temperature=1.0, presence_penalty=0.5, frequency_penalty=-1)
+        engine.add("b", "say:one")
+        engine.run()
+        told = {about(span)[tracing.REQUEST_ID]: about(span) for span in spans.named("text_completion fake-model")}
+    assert list(told) == ["a#0", "a#1", "b"]
+    names = ("choice.count", "presence_penalty", "frequency_penalty")
+    assert [told["a#1"][f"gen_ai.request.{name}"] for name in names] == [2, 0.5, -1.0]
+    assert not [name for name in told["b"] if name.removeprefix("gen_ai.request.") in names]
+    assert [told[name]["gen_ai.usage.input_tokens"] for name in told] == [5, 0, 7]
 
 
 def test_a_void_is_told_in_the_spans_of_its_step_and_requests(monkeypatch: pytest.MonkeyPatch) -> None:  # O2
@@ -149,9 +164,29 @@ def test_a_step_that_stands_out_is_built_from_its_marks(monkeypatch: pytest.Monk
     assert steps[-1].end_time - steps[-1].start_time >= 0.3e9
 
 
+def test_of_steps_that_are_void_together_the_first_tells_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:  # O2
+    with recorded(monkeypatch) as spans:
+        engine = FakeEngine(step_every=10**9, depth=2)
+        engine.add("a", max_tokens=9)
+        engine.step()
+
+        def fail_once(output: SchedulerOutput) -> None:
+            engine.executor.before = lambda output: None
+            raise ValueError("boom")
+
+        engine.executor.before = fail_once
+        engine.run()
+        failed = [step for step in spans.named("engine.step") if step.status.status_code is StatusCode.ERROR]
+        (request,) = spans.named("text_completion fake-model")
+    assert [about(step)["error.type"] for step in failed] == ["WorkerFailed", "StepVoid"]
+    assert "boom" in (failed[0].status.description or "")
+    assert request.status.status_code is StatusCode.OK
+    assert [event.name for event in request.events].count("requeued") == 1
+
+
 def test_a_failed_step_is_recorded_and_so_are_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:  # O2
     with recorded(monkeypatch) as spans:
-        engine = FakeEngine(step_every=10**9)
+        engine = FakeEngine(step_every=10**9, max_failed_steps=1)
         engine.add("a", max_tokens=9)
         engine.step()
         engine.executor.before = lambda output: exec("raise ValueError('boom')")

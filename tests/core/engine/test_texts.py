@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from enginebay import LLM
@@ -54,3 +56,19 @@ def test_the_template_beside_a_tokenizer_that_was_named_comes_first(
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": other}))
     with LLM(config_with(fake, named)) as llm:
         assert llm.chat(HI)[0].text == "other"
+
+
+def _template_processes() -> list[int]:
+    children = psutil.Process().children()
+    return [child.pid for child in children if "enginebay.limited._templates" in child.cmdline()]
+
+
+def test_a_closed_engine_leaves_no_process_of_its_template(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    # not shared with the templates of other tests, which are still there
+    monkeypatch.setattr("enginebay.text._template._shared", weakref.WeakValueDictionary())
+    before = _template_processes()
+    with LLM(fake.config()) as llm:
+        llm.chat(HI)
+        assert len(_template_processes()) == len(before) + 1
+    assert _template_processes() == before
+    assert llm is not None  # and it is not the end of the object that does it

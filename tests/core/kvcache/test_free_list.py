@@ -69,6 +69,14 @@ def test_each_operation_costs_the_same_at_any_length(operation: str) -> None:  #
     assert costs[0] == costs[1] < 15
 
 
+@pytest.mark.parametrize(("start", "size"), [(0, 0), (0, 1), (0, 5), (2, 5), (4, 5), (5, 5)])
+def test_a_whole_range_is_as_if_each_had_been_appended(start: int, size: int) -> None:
+    ring, appended = FreeList.of(start, size), FreeList(size)
+    for block in range(start, size):
+        appended.append(block)
+    assert vars(ring) == vars(appended)
+
+
 def test_misuse_is_caught() -> None:
     ring = FreeList(2)
     ring.append(0)

@@ -64,6 +64,20 @@ def test_other_salt_or_adapter_is_no_hit() -> None:  # K2
     assert found == {("", ""): 0, ("", "x"): 0, ("s", ""): 0, ("s", "x"): 8}
 
 
+def test_one_that_must_compute_everything_finds_nothing_and_is_found() -> None:
+    kv = manager()
+    computed(kv, "a", *range(9))
+    told = kv.open("b", tuple(range(12)), [], reuse=False)
+    assert kv.lookup(told) == NOTHING
+    assert kv.cached_prefix_tokens(told) == 0
+    assert kv.allocate(told, NOTHING, 12)
+    assert (kv.prefix_queries, kv.prefix_hits) == (9, 0), "it did not ask, so it is not counted"
+    kv.publish(told, 12)
+    kv.free(told)
+    assert kv.lookup(told) == NOTHING, "when it starts again neither"
+    assert kv.lookup(open_(kv, "c", *range(13))).num_tokens == 12
+
+
 def test_blocks_come_back_in_reverse_order() -> None:  # K3
     kv = manager()
     sequence = computed(kv, "a", *range(12))

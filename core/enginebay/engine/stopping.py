@@ -1,0 +1,39 @@
+"""The end of the workers: stopped by one deadline, from whatever thread, whatever the executor says to it."""
+
+from __future__ import annotations
+
+import logging
+
+from enginebay.engine.parts import CoreParts
+
+__all__ = ["WorkersEnd"]
+
+_log = logging.getLogger(__name__)
+
+
+class WorkersEnd:
+    """Stops one group's workers. All of it may be called from any thread."""
+
+    def __init__(self, parts: CoreParts) -> None:
+        self._parts = parts
+        self._deadline: float | None = None
+
+    def stop_by(self, deadline: float) -> None:
+        """Whatever stops the workers from now on does so by ``deadline``, in seconds of the clock."""
+        self._deadline = deadline
+
+    def cut(self) -> None:
+        """Stop the workers under a call that does not end."""
+        self._parts.executor.stop(self._gone_by())
+
+    def stop(self) -> None:
+        """Stop the workers; that it fails is logged, and keeps nothing else from its end."""
+        try:
+            self._parts.executor.stop(self._gone_by())
+        except (Exception, SystemExit) as error:
+            _log.warning("stopping the workers failed: %s: %s", type(error).__name__, error)
+
+    def _gone_by(self) -> float:
+        if self._deadline is not None:
+            return self._deadline
+        return self._parts.runtime.clock.now() + self._parts.stop_timeout

@@ -1,0 +1,75 @@
+"""What is decided about a setback: the whole table."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, Setback, Standing, decide
+from enginebay.errors import EngineDead, OutOfMemory, PolicyFailed, StartFailed, WorkerFailed, WorkerHung, WorkerLost
+
+VOID, RESPAWN, DIE = Action.VOID, Action.RESPAWN, Action.DIE
+
+
+@pytest.mark.parametrize("restartable", [True, False])
+@pytest.mark.parametrize(
+    ("evidence", "failed_steps", "respawns", "restartable_action", "fixed_action"),
+    [
+        (Evidence.STALE, 0, 0, VOID, VOID),
+        (Evidence.STALE, 99, 99, VOID, VOID),  # Progress bounds it
+        (Evidence.FAILED, 0, 0, VOID, VOID),
+        (Evidence.FAILED, 1, 2, VOID, VOID),
+        (Evidence.FAILED, 2, 0, DIE, DIE),
+        (Evidence.FAILED, 3, 0, DIE, DIE),
+        (Evidence.LOST, 0, 0, RESPAWN, DIE),
+        (Evidence.LOST, 2, 1, RESPAWN, DIE),
+        (Evidence.LOST, 0, 2, DIE, DIE),
+        (Evidence.HUNG, 0, 1, RESPAWN, DIE),
+        (Evidence.HUNG, 0, 2, DIE, DIE),
+    ],
+)
+def test_the_table(
+    evidence: Evidence,
+    failed_steps: int,
+    respawns: int,
+    restartable_action: Action,
+    fixed_action: Action,
+    restartable: bool,
+) -> None:
+    standing = Standing(failed_steps=failed_steps, respawns=respawns)
+    bounds = Bounds(max_failed_steps=3, max_respawns=2, restartable=restartable)
+    assert decide(evidence, standing, bounds) is (restartable_action if restartable else fixed_action)
+    stopping = Bounds(max_failed_steps=3, max_respawns=2, restartable=restartable, stopping=True)
+    assert decide(evidence, standing, stopping) is DIE
+
+
+def test_the_standing_counts_what_was_done() -> None:
+    standing = Standing()
+    for action, evidence in (
+        (VOID, Evidence.STALE),
+        (VOID, Evidence.FAILED),
+        (RESPAWN, Evidence.LOST),
+        (RESPAWN, Evidence.HUNG),
+    ):
+        standing = standing.counting(action, evidence)
+    assert standing == Standing(failed_steps=1, respawns=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "evidence"),
+    [
+        (WorkerLost("x"), Evidence.LOST),
+        (WorkerHung("x"), Evidence.HUNG),
+        (WorkerFailed("x"), Evidence.FAILED),
+        (OutOfMemory("x"), Evidence.FAILED),
+        (StartFailed("x"), Evidence.FAILED),
+    ],
+)
+def test_which_evidence_an_error_is(error: Exception, evidence: Evidence) -> None:
+    assert isinstance(error, OF_WORKERS)
+    setback = Setback.of(error)
+    assert (setback.evidence, setback.error, str(setback)) == (evidence, error, "x")
+
+
+def test_faults_of_code_are_no_setbacks() -> None:
+    assert not isinstance(EngineDead("x"), OF_WORKERS)
+    assert not isinstance(PolicyFailed("x"), OF_WORKERS)
