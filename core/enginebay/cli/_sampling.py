@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from enginebay.cli._grouped import GroupedOption
 from enginebay.cli._trace_file import with_trace
 from enginebay.messages import SamplingParams
 
@@ -20,58 +22,139 @@ _MOST = 2**31 - 1
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_TUPLES = ("stop", "bad_words")
+
+
+class _Bias(click.ParamType[tuple[int, float]]):
+    """``ID=VALUE``."""
+
+    name = "ID=VALUE"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:  # the value is what the command line says
+        token_id, _, bias = value.partition("=")
+        try:
+            return int(token_id), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id, '=' and a number, as in 198=-5", param, ctx)
+
+
+def _options(heading: str, **options: Any) -> list[Callable[[F], F]]:
+    """Options under one heading; the keywords are their names as ``SamplingParams`` has them."""
+    made = []
+    for name, settings in options.items():
+        flag = settings.pop("flag", name.replace("_", "-"))
+        made.append(click.option(f"--{flag}", name, cls=GroupedOption, heading=heading, **settings))
+    return made
+
+
+def _add(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    return functools.reduce(lambda whole, option: option(whole), reversed(options), function)
+
 
 def sampling_options(function: F) -> F:
-    """Add the options of ``sampling_params``."""
-    options = [
-        click.option(
-            "--max-tokens",
-            type=click.IntRange(1, _MOST),
-            default=256,
-            show_default=True,
-            help="Most tokens of an answer.",
-        ),
-        click.option(
-            "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy."
-        ),
-        click.option(
-            "--top-k", type=click.IntRange(0, _MOST), default=0, help="Draw from the K likeliest tokens; 0: all."
-        ),
-        click.option(
-            "--top-p",
-            type=click.FloatRange(0, 1, min_open=True),
-            default=1.0,
-            help="Draw from the likeliest of this mass; 1: all.",
-        ),
-        click.option("--seed", type=int, help="Make the draws repeatable."),
-        click.option("--stop", multiple=True, help="End the answer before this text. Repeatable."),
-        click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end, up to --max-tokens."),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def sampling_params(
-    *,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    stop: Sequence[str],
-    ignore_eos: bool,
-) -> SamplingParams:
-    """The parameters that the options say; the engine checks them."""
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=tuple(stop),
-        ignore_eos=ignore_eos,
+    """Add the options of ``sampling_params`` that say how tokens are drawn and when an answer ends."""
+    draws = _options(
+        "How tokens are drawn",
+        temperature={
+            "type": click.FloatRange(min=0),
+            "default": 0.0,
+            "show_default": True,
+            "help": "0 takes the likeliest token; 1 draws as the model says; more draws more wildly.",
+        },
+        top_k={"type": click.IntRange(0, _MOST), "default": 0, "help": "Draw from the K likeliest tokens; 0: all."},
+        top_p={
+            "type": click.FloatRange(0, 1, min_open=True),
+            "default": 1.0,
+            "help": "Draw from the likeliest of this mass; 1: all.",
+        },
+        min_p={
+            "type": click.FloatRange(0, 1),
+            "default": 0.0,
+            "help": "Draw from tokens that are at least so likely, as a share of the likeliest; 0: all.",
+        },
+        seed={"type": int, "help": "Make the draws repeatable."},
     )
+    penalties = _options(
+        "What is discouraged, or never comes",
+        repetition_penalty={
+            "type": float,
+            "default": 1.0,
+            "help": "Above 1 discourages what the prompt or the answer has already; 1: none.",
+        },
+        presence_penalty={
+            "type": click.FloatRange(-2, 2),
+            "default": 0.0,
+            "help": "Taken off the score of each token that the answer has.",
+        },
+        frequency_penalty={
+            "type": click.FloatRange(-2, 2),
+            "default": 0.0,
+            "help": "The same for each time that it came.",
+        },
+        logit_bias={"type": _Bias(), "multiple": True, "help": "Add VALUE to the score of token ID. Repeatable."},
+        bad_words={"flag": "bad-word", "multiple": True, "help": "A word that never comes. Repeatable."},
+    )
+    ends = _options(
+        "Length and end",
+        max_tokens={
+            "type": click.IntRange(1, _MOST),
+            "default": 256,
+            "show_default": True,
+            "help": "Most tokens of an answer.",
+        },
+        min_tokens={"type": click.IntRange(0, _MOST), "default": 0, "help": "Tokens before the answer may end."},
+        stop={"multiple": True, "help": "End the answer before this text. Repeatable."},
+        ignore_eos={"is_flag": True, "help": "Go on past the model's own end, up to --max-tokens."},
+        truncate_prompt_tokens={
+            "flag": "truncate-prompt",
+            "type": click.IntRange(1, _MOST),
+            "metavar": "N",
+            "help": "Keep the last N tokens of a longer prompt, instead of refusing it.",
+        },
+    )
+    return _add(function, [*draws, *penalties, *ends])
+
+
+def answer_options(function: F) -> F:
+    """Add the options of ``sampling_params`` that say how many answers come and what is told of them."""
+    answers = _options(
+        "What is answered",
+        n={
+            "type": click.IntRange(1, 16),
+            "default": 1,
+            "help": "So many answers to each prompt; they differ when --temperature is above 0.",
+        },
+        logprobs={
+            "type": click.IntRange(0, 20),
+            "metavar": "K",
+            "help": "Tell how likely each token was, and the K likeliest in its place: a table, or in --json.",
+        },
+        prompt_logprobs={"type": click.IntRange(0, 20), "metavar": "K", "help": "The same for the prompt's tokens."},
+    )
+    return _add(function, answers)
+
+
+def request_options(function: F) -> F:
+    """Add ``--priority``, ``--tenant`` and ``--timeout``."""
+    options = _options(
+        "How it is scheduled",
+        priority={"type": int, "default": 0, "help": "Smaller goes first, where the scheduler looks at it."},
+        tenant={"default": "", "help": "Whom it is for, where the scheduler shares fairly."},
+        timeout={
+            "type": click.FloatRange(0, min_open=True),
+            "metavar": "SECONDS",
+            "help": "End a request that takes longer, with an error.",
+        },
+    )
+    return _add(function, options)
+
+
+def sampling_params(**options: Any) -> SamplingParams:
+    """The parameters that the options say; the engine checks them."""
+    fields: dict[str, Any] = {name: tuple(value) if name in _TUPLES else value for name, value in options.items()}
+    return SamplingParams(**{**fields, "logit_bias": dict(fields["logit_bias"])})
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from enginebay.cli._grouped import GroupedCommand
 from enginebay.cli._options import config_options
 from enginebay.cli._sampling import engine, sampling_options, sampling_params
 from enginebay.cli._signals import interrupts
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _HELP = "/reset forgets the conversation, /exit ends; Ctrl-C stops an answer, Ctrl-D ends"
 
 
-@click.command("chat")
+@click.command("chat", cls=GroupedCommand)
 @sampling_options
 @click.option("--system", help="The system message of the conversation.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write the trace to FILE, anew.")
@@ -39,6 +40,13 @@ def command(
     """Talk to the model: one line a turn, answers as they come.
 
     /reset forgets the conversation, /exit ends; Ctrl-C stops an answer, Ctrl-D ends.
+
+    Exit codes: 0, 1 when a request is refused or failed, 2 when config or model are, 3 when the start failed.
+
+    \b
+    Examples:
+      enginebay chat
+      enginebay chat --system "You answer in one sentence." --temperature 0.7
     """
     params = sampling_params(**sampling)
     with engine(config, sets, trace) as llm:

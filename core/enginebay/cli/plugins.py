@@ -18,6 +18,8 @@ def command(as_json: bool) -> None:
 
     Reads package metadata only; no plugin is imported.
 
+    Exit codes: 0, also when two packages offer the same name, which is told on stderr.
+
     \b
     Examples:
       enginebay plugins

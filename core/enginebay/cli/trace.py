@@ -28,10 +28,13 @@ def command(file: Path, trace_id: str | None, everything: bool) -> None:
 
     The traces of steps are folded into one table of medians, unless --all or --trace-id asks for them.
 
+    Exit codes: 0, and 2 when the file cannot be read or has no such trace.
+
     \b
-    Example:
+    Examples:
       enginebay generate "Hello" --trace hello.jsonl
       enginebay trace hello.jsonl
+      enginebay trace hello.jsonl --all
     """
     from enginebay.telemetry import read_spans, render_steps, render_tree
     from enginebay.tracing import ENGINE_STEP

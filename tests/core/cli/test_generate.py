@@ -75,7 +75,14 @@ def test_raw_and_sampling_options(generate: Run) -> None:
     assert generate("x", "--raw", "--stop", "quick")[1] == "the \n"
     assert generate("say:a", "--raw", "--ignore-eos", "--max-tokens", "3", "--json")[1].count("257") == 2
     code, out, err = generate("x", "--top-k", "3")
-    assert (code, out, err) == (1, "", "enginebay: runner 'fake' 1.0 does not serve top_k; it serves: seed\n")
+    assert (code, out, err) == (
+        1,
+        "",
+        (
+            "enginebay: runner 'fake' 1.0 does not serve top_k; it serves: logprobs, min_tokens, n, prompt_logprobs, "
+            "seed\n"
+        ),
+    )
 
 
 def test_a_model_without_a_template_completes(generate: Run, fake: Installed) -> None:
