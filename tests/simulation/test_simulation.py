@@ -1,0 +1,86 @@
+"""20,000 fault schedules with the real core, each run twice with equal logs; small failing plans of old, kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mutants import MUTANTS, mutated
+from simulation.minimise import minimise
+from simulation.plan import CALL_FAULTS, Plan, make_plan
+from simulation.run import quiet, replay_command, run_seeds, start_child, totals_of_child
+from simulation.world import run_plan
+
+SEEDS = 20_000
+
+
+class Kept(msgspec.Struct, forbid_unknown_fields=True):
+    """A plan that once failed, or that fails under a mutant, with what it shows."""
+
+    shows: str
+    plan: Plan
+    mutant: str = ""
+
+
+KEPT = msgspec.json.decode((Path(__file__).parent / "seeds.json").read_bytes(), type=list[Kept])
+
+
+def test_no_fault_schedule_loses_or_doubles_a_token_and_each_runs_twice_alike() -> None:  # R7, R10, R11, S9, S13, S14
+    children = [start_child(0, SEEDS, hash_seed=hash_seed) for hash_seed in (1, 2)]
+    first, again = (totals_of_child(child) for child in children)
+    print(first.line())
+    shown = "\n".join(f"seed {seed}: {problem}; {replay_command(seed)}" for seed, problem in first.bad)
+    assert first.num_bad == 0, shown
+    different = [seed for seed in range(SEEDS) if first.digests[seed] != again.digests[seed]]
+    assert not different, f"another log under another PYTHONHASHSEED: seeds {different[:10]}"
+    assert len(set(first.digests)) == SEEDS, "two seeds have one log"
+    assert first.requests >= 4 * SEEDS
+    assert first.tokens >= 30 * SEEDS
+    assert first.struck >= 2 * SEEDS
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.shows[:60])
+def test_kept_plans_are_good(kept: Kept) -> None:
+    with quiet():
+        assert run_plan(kept.plan).problem == ""
+        if kept.mutant:
+            with mutated(kept.mutant):
+                assert run_plan(kept.plan).problem != ""
+
+
+def test_every_kind_of_fault_comes_with_every_depth() -> None:
+    seen = {(fault.kind, plan.depth) for plan in map(make_plan, range(2000)) for fault in plan.faults}
+    assert seen == {(kind, depth) for kind in (*CALL_FAULTS, "die") for depth in (1, 2, 3)}
+
+
+def test_the_minimiser_keeps_what_fails_and_drops_the_rest() -> None:
+    plan = make_plan(5)
+    assert len(plan.wants) > 2
+    small = minimise(plan, lambda candidate: any(want.max_tokens > 1 for want in candidate.wants))
+    assert [want.max_tokens for want in small.wants] == [2]
+    assert small.faults == []
+    assert (small.depth, len(small.wants[0].prompt)) == (1, 1)
+
+
+def test_a_failing_seed_names_the_command_that_replays_it() -> None:
+    with mutated("budget_is_over_by_one"):
+        totals = run_seeds(range(100), first_bad=True)
+    assert totals.num_bad == 1
+    ((seed, problem),) = totals.bad
+    assert "Violation" in problem
+    assert replay_command(seed, "budget_is_over_by_one") == (
+        f"PYTHONPATH=tests python -m simulation --replay {seed} --mutant budget_is_over_by_one"
+    )
+
+
+def test_a_mutant_is_lifted_again() -> None:
+    with quiet():
+        before = run_plan(make_plan(1))
+        for name in MUTANTS:
+            with mutated(name):
+                pass
+        after = run_plan(make_plan(1))
+    assert before == after
+    assert before.problem == ""

@@ -1,0 +1,131 @@
+"""A fake worker: a KV cache that knows who wrote what, and tokens computed from what is read back of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from enginebay.messages import ModelRunnerOutput, PromptLogprobs, SchedulerOutput, TokenLogprob
+from enginebay.worker import RequestTable
+from enginebay.worker.table import Row, ScheduledRow
+from simulation.plan import EOS
+from simulation.reference import draw_key, drawn_token, logprob_of, next_words, root_word
+
+__all__ = ["FakeWorker", "Violation"]
+
+
+class Violation(AssertionError):
+    """Something that must never be."""
+
+
+class FakeWorker:
+    """One device's worker. It begins with an empty cache, and forgets all of it at a new generation.
+
+    Writing at the first slot of a block takes the block over: nobody else who is live may own it, and what stood in
+    it is gone. Reading a slot that nobody wrote since is a violation.
+    """
+
+    def __init__(self, incarnation: int, block_size: int) -> None:
+        self.incarnation = incarnation
+        self.alive = True
+        self.busy_until = 0.0
+        self.failed_generation = -1
+        """Of the last call that failed, or owed a token: steps that were sent after it rely on what was not done."""
+        self.generation = -1
+        self._size = block_size
+        self._table = RequestTable()
+        self._slots: dict[int, list[int | None]] = {}
+        self._owner: dict[int, str] = {}
+        self._owned: dict[str, list[int]] = {}
+        self._salts: dict[str, str] = {}
+
+    def execute(self, schedule: SchedulerOutput, mute: str = "", faulty: str = "") -> ModelRunnerOutput:
+        """Write the step's tokens, then draw. ``mute`` draws none though it had to, ``faulty`` is told as a fault."""
+        if schedule.generation != self.generation:
+            if schedule.generation < self.generation:
+                raise Violation(f"generation {schedule.generation} after {self.generation} on one device")
+            self.generation = schedule.generation
+            self._slots = {}
+            self._owner = {}
+            self._owned = {}
+            self._salts = {}
+        for new in schedule.new:
+            self._salts[new.request_id] = new.extra.get("salt", b"").decode()
+        for request_id in (*schedule.finished, *schedule.preempted):
+            for block in self._owned.pop(request_id, ()):
+                del self._owner[block]
+        rows = self._table.begin_step(schedule)
+        for one in rows:
+            self._write(one)
+        sampled: dict[str, tuple[int, ...]] = {}
+        logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
+        prompt_logprobs: dict[str, PromptLogprobs] = {}
+        for one in rows:
+            request_id, params = one.row.request_id, one.row.params
+            if params.prompt_logprobs is not None and one.row.num_computed_tokens + 1 < one.row.num_prompt_tokens:
+                prompt_logprobs[request_id] = self._told_of_prompt(one)
+            if one.samples and request_id != mute:
+                total = self._total(one.row, len(one.row.token_ids))
+                token = self._draw(one.row, total)
+                sampled[request_id] = (token,)
+                if params.logprobs is not None:
+                    logprobs[request_id] = (TokenLogprob(token_id=token, logprob=logprob_of(total), rank=1),)
+        faults = {faulty: "its logits are NaN"} if faulty else {}
+        return self._table.finish_step(sampled, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _write(self, one: ScheduledRow) -> None:
+        row, size, slots = one.row, self._size, self._slots
+        blocks, start = row.block_ids[0], row.num_computed_tokens
+        if start:
+            before = slots.get(blocks[(start - 1) // size])
+            last = None if before is None else before[(start - 1) % size]
+            if last is None:
+                raise Violation(f"{row.request_id} goes on after position {start - 1}, which nobody wrote")
+            word = last
+        else:
+            word = root_word(self._salts[row.request_id])
+        owner, request_id = self._owner, row.request_id
+        words = next_words(word, row.token_ids[start : start + one.num_tokens])
+        for position, word in enumerate(words, start):
+            block, slot = blocks[position // size], position % size
+            if slot == 0 or owner.get(block) != request_id:
+                self._claim(request_id, block, slot)
+            slots[block][slot] = word
+
+    def _claim(self, request_id: str, block: int, slot: int) -> None:
+        owner = self._owner.get(block)
+        if owner is not None and owner != request_id:
+            raise Violation(f"{request_id} writes into block {block}, which is {owner}'s, and {owner} is live")
+        if slot:
+            raise Violation(f"{request_id} writes into the middle of block {block}, which is not its own")
+        if owner is None:
+            self._owner[block] = request_id
+            self._owned.setdefault(request_id, []).append(block)
+        self._slots[block] = [None] * self._size
+
+    def _draw(self, row: Row, total: int) -> int:
+        params, known = row.params, len(row.token_ids)
+        masked: tuple[int, ...] = ()
+        if known - row.num_prompt_tokens < params.min_tokens:
+            masked = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, EOS)
+        return drawn_token(total, draw_key(params.temperature, row.seed, row.choice, known), masked)
+
+    def _total(self, row: Row, known: int) -> int:
+        """The sum of the words at positions 0 to ``known``, read through the request's blocks, whoever wrote them."""
+        slots: dict[int, Any] = self._slots  # that a None is in the sum is the finding
+        blocks = row.block_ids[0]
+        whole, rest = divmod(known, self._size)
+        try:
+            total: int = sum([sum(slots[block]) for block in blocks[:whole]])
+            if rest:
+                total += sum(slots[blocks[whole]][:rest])
+        except (TypeError, KeyError):
+            raise Violation(f"{row.request_id} reads a position before {known} that nobody wrote") from None
+        return total
+
+    def _told_of_prompt(self, one: ScheduledRow) -> PromptLogprobs:
+        row, start = one.row, one.row.num_computed_tokens
+        entries = [
+            TokenLogprob(token_id=row.token_ids[known], logprob=logprob_of(self._total(row, known)), rank=1)
+            for known in range(start + 1, min(start + one.num_tokens + 1, row.num_prompt_tokens))
+        ]
+        return PromptLogprobs(start=start + 1, entries=tuple(entries))

@@ -1,0 +1,279 @@
+"""One run of one plan: clients, core, executor and worker, until nothing is left; and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from enginebay.engine.admission import AdmissionLimits
+from enginebay.engine.core import EngineCore
+from enginebay.engine.parts import CoreParts
+from enginebay.engine.replies import Generation
+from enginebay.engine.watch import WorkerWatch
+from enginebay.errors import WorkerLost
+from enginebay.interfaces import (
+    BatchConstraints,
+    ExecutorContext,
+    NoOptions,
+    SchedulerContext,
+    SchedulerLimits,
+    WorkerExit,
+)
+from enginebay.kvcache import KVCacheManager
+from enginebay.messages import RequestSummary, SchedulerOutput, StepReport
+from enginebay.runtime import Entropy, Runtime
+from enginebay.scheduling import MechanicsScheduler
+from simulation.clients import Clients
+from simulation.clock import SimClock
+from simulation.invariants import check_blocks, check_quiet, check_refill, check_requests, check_schedule, writes_of
+from simulation.network import BYTES, OBJECTS, NoTransport, Pending, SimExecutor, SimSpawner
+from simulation.plan import EOS, MAX_MODEL_LEN, VOCAB, Plan
+from simulation.policies import POLICIES
+from simulation.reference import text_of
+from simulation.workers import FakeWorker, Violation
+
+__all__ = ["Outcome", "World", "run_plan"]
+
+STEP_TIMEOUT = 10.0
+RESPAWN_SECONDS = 2.0
+MOST_TURNS = 2000
+"""A run with finite faults is over long before: liveness in turns, and so in fake time."""
+
+
+class Letters:
+    """A detokenizer of one letter per token."""
+
+    def push(self, token_ids: Any) -> str:
+        return text_of(token_ids)
+
+    def ahead(self, length: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+_LETTERS = Letters()
+
+
+class Deaf:
+    """Observers who do not listen."""
+
+    def step_finished(self, report: StepReport) -> None: ...
+    def request_finished(self, summary: RequestSummary) -> None: ...
+    def engine_stopped(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run came to. ``problem`` is "" when every invariant held; ``digest`` is of its whole log."""
+
+    seed: int
+    problem: str
+    digest: bytes
+    requests: int
+    tokens: int
+    struck: int
+    calls: int
+    generations: int
+
+
+class World:
+    """A core and all that it touches, on fake time."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.clock = SimClock()
+        self.log: list[tuple[object, ...]] = []
+        self.generation = Generation()
+        self.watch = WorkerWatch()
+        self.spawner = SimSpawner(lambda number: FakeWorker(number, plan.block_size))
+        self.spawner.start()
+        self.runtime = Runtime(
+            clock=self.clock, transport=NoTransport(), spawner=self.spawner, entropy=Entropy(plan.seed)
+        )
+        wire = BYTES if plan.codec else OBJECTS
+        context = ExecutorContext(
+            options=NoOptions(),
+            runtime=self.runtime,
+            encode=wire.encode,
+            unwrap=wire.unwrap,
+            next_call_id=self.generation.next_call_id,
+            generation=lambda: self.generation.current,
+            worker_exited=self.watch.exited,
+        )
+        self.num_ticks = 0
+        self.num_deaths = 0
+        self.num_respawns = 0
+        self.last_generation = 0
+        self.deaths = {fault.at: fault.delay for fault in plan.faults if fault.kind == "die"}
+        self.cancels = {want.cancel: index for index, want in enumerate(plan.wants) if want.cancel}
+        self.happenings = {*self.deaths, *self.cancels}
+        self.executor = SimExecutor(
+            context,
+            self.clock,
+            self.spawner,
+            {fault.at: fault for fault in plan.faults if fault.kind != "die"},
+            two_phases=plan.two_phases,
+            wire=wire,
+            tick=self.tick,
+            on_send=self.on_send,
+            log=self.log.append,
+        )
+        self.limits = SchedulerLimits(
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            chunked_prefill=plan.chunked,
+        )
+        self.kv: KVCacheManager
+        self.core = EngineCore(
+            CoreParts(
+                executor=self.executor,
+                make_scheduler=self._make_scheduler,
+                runtime=self.runtime,
+                hooks=_DEAF,
+                limits=_ADMISSION,
+                detokenizer=lambda skip_special_tokens: _LETTERS,
+                model="simulated",
+                scheduler_name="scheduler",
+                runner_name="runner",
+                eos_token_ids=frozenset({EOS}),
+                max_model_len=MAX_MODEL_LEN,
+                generation=self.generation,
+                in_force={},
+                watch=self.watch,
+                step_timeout=STEP_TIMEOUT,
+                depth=plan.depth,
+                step_every=1 << 30,
+                respawn=self.respawn,
+                max_failed_steps=len(plan.faults) + len(plan.wants) + 2,
+                max_respawns=len(plan.faults) + 2,
+            )
+        )
+        self.clients = Clients(self.core)
+        self.arrivals = sorted(range(len(plan.wants)), key=lambda index: plan.wants[index].at, reverse=True)
+        self.aborts: list[str] = []
+
+    def _make_scheduler(self) -> MechanicsScheduler[NoOptions]:
+        self.kv = KVCacheManager(num_blocks=self.plan.num_blocks, block_size=self.plan.block_size)
+        context = SchedulerContext(
+            options=NoOptions(),
+            limits=self.limits,
+            constraints=_NO_CONSTRAINTS,
+            kv=self.kv.view(),
+            kv_cache=self.kv,
+            now=self.clock.now,
+        )
+        self.scheduler = MechanicsScheduler(POLICIES[self.plan.policy](context), context)
+        return self.scheduler
+
+    def tick(self) -> None:
+        """Between any two events: what the plan lets happen just here."""
+        self.num_ticks += 1
+        index = self.cancels.get(self.num_ticks)
+        if index is not None:
+            self.aborts.append(f"r{index}")
+
+        delay = self.deaths.get(self.num_ticks)
+        if delay is not None and (worker := self.spawner.kill()) is not None:
+            self.num_deaths += 1
+            self.log.append(("die", worker.incarnation, self.clock.time))
+            worker_exit = WorkerExit(rank=0, incarnation=str(worker.incarnation), signal=9)
+            self.clock.at(self.clock.time + delay, lambda: self.watch.exited(worker_exit))
+
+    def respawn(self) -> None:
+        """``CoreParts.respawn``: what is left of the old worker goes, and a new one stands a while later."""
+        self.log.append(("respawn", self.generation.current, self.clock.time))
+        self.num_respawns += 1
+        if self.num_respawns > self.num_deaths + self.executor.num_silenced:
+            raise Violation("a worker is given up that has not died, and whose answers all came")
+        self.tick()
+        self.spawner.kill()
+        self.clock.sleep(RESPAWN_SECONDS)
+        worker = self.spawner.start()
+        self.watch.expect([str(worker.incarnation)])
+        self.tick()
+        if not worker.alive:
+            raise WorkerLost("rank 0: the worker ended while it started")
+
+    def on_send(self, schedule: SchedulerOutput, pending: Pending) -> None:
+        """The core's state as it sends a step."""
+        if schedule.generation != self.generation.current or schedule.generation != pending.envelope.generation:
+            raise Violation(f"a step of generation {schedule.generation} in {self.generation.current}")
+        check_schedule(schedule, self.plan)
+        if schedule.generation != self.last_generation:
+            self.last_generation = schedule.generation
+            check_refill(self.scheduler)
+        check_blocks(self.scheduler)
+        earlier = [one.writes for one in self.executor.in_flight if one.envelope.generation == schedule.generation]
+        pending.writes = writes_of(schedule, self.scheduler, earlier)
+
+    def drain(self) -> None:
+        """Take in what clients sent meanwhile, as the engine's loop does."""
+        now, wants = self.clock.time, self.plan.wants
+        while self.arrivals and wants[self.arrivals[-1]].at <= now:
+            index = self.arrivals.pop()
+            self.log.append(("ask", index, now))
+            self.clients.ask(f"r{index}", wants[index])
+        if self.aborts:
+            aborted, self.aborts = self.aborts, []
+            self.log.append(("abort", now, *aborted))
+            self.clients.cancel(aborted)
+
+    def run(self) -> None:
+        """All of it; raises ``Violation`` or whatever the core raises."""
+        core, clock, clients = self.core, self.clock, self.clients
+        for turn in range(MOST_TURNS):
+            self.tick()
+            self.drain()
+            if not core.has_work():
+                if not self.arrivals:
+                    break
+                clock.sleep(max(0.0, self.plan.wants[self.arrivals[-1]].at - clock.time))
+                continue
+            began = clock.time
+            outputs, scheduled = core.step(self.drain)
+            clients.receive(outputs, clock.time)
+            if turn % self.plan.reader == 0:
+                clients.read()
+            check_requests(core, clients.streams, began)
+            if not scheduled and not outputs:
+                clock.sleep(0.125)
+        else:
+            raise Violation(f"not over after {MOST_TURNS} turns")
+        clients.read()
+        clients.check_end(self.executor.faulty)
+        check_quiet(core, self.scheduler)
+
+
+_DEAF = Deaf()
+_NO_CONSTRAINTS = BatchConstraints()
+_ADMISSION = AdmissionLimits(
+    vocab_size=VOCAB, runner="runner", features=frozenset(), check_fits=lambda num_prompt_tokens, max_tokens: None
+)
+
+
+def run_plan(plan: Plan) -> Outcome:
+    """Run a plan, and say what came of it; nothing is raised."""
+    world = World(plan)
+    problem = ""
+    try:
+        world.run()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    log = world.log
+    log.append((problem,))
+    return Outcome(
+        seed=plan.seed,
+        problem=problem,
+        digest=blake2b(msgspec.msgpack.encode(log), digest_size=8).digest(),
+        requests=world.clients.num_requests,
+        tokens=world.clients.num_tokens,
+        struck=world.executor.num_struck + world.num_deaths + world.clients.num_cancelled,
+        calls=world.executor.num_calls,
+        generations=world.generation.current,
+    )
