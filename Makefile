@@ -41,8 +41,9 @@ demo: model  ## ask SmolLM2 a question; show its answer, its speed and the trace
 	@echo
 	@$(BIN)/enginebay trace $(TRACE)
 
+# one thread of torch in each process of the suite: threads of several would steal each other's cores
 test: model  ## run the test suite
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist loadfile $(PYTEST_ARGS)
 
 check: $(STAMP)  ## lint, formatting, types, import layers
 	$(BIN)/ruff check .

@@ -55,12 +55,20 @@ def started(model: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], list[in
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether none of the processes runs any more; what init has not reaped yet counts as gone."""
-    psutil_gone = (psutil.NoSuchProcess, psutil.ZombieProcess)
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                return False
-        except psutil_gone:
-            continue
+    """Whether none of the processes runs any more; they were killed, and a busy machine takes a moment for it.
+
+    What init has not reaped yet counts as gone.
+    """
+    deadline = time.monotonic() + 10.0
+    while any(map(_runs, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
     return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False

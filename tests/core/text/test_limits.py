@@ -13,8 +13,9 @@ import psutil
 import pytest
 import tokenizers
 
-from enginebay.errors import InvalidRequest, ModelError
+from enginebay.errors import InvalidRequest, ModelError, RequestFailed
 from enginebay.limited import Helper
+from enginebay.limited._child import Child
 from enginebay.text import ChatTemplate, Tokenizer, _template, encode_chat
 from enginebay.text._chat import MAX_MESSAGES
 from enginebay.text._template import MAX_RENDERED_CHARS, MAX_TEMPLATE_CHARS
@@ -28,20 +29,26 @@ TINY: dict[str, Any] = json.loads(KINDS["byte-level"]()._plain.to_str())
 
 
 @pytest.fixture
-def helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
+def seconds() -> float:
+    """For one call: enough on a busy machine, so that only the test of it runs into it."""
+    return 60.0
+
+
+@pytest.fixture
+def helper(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[Helper]:
     """A process of this test's own: one that is replaced must not be another test's."""
-    own = Helper("enginebay.limited._templates", memory=64 << 20, seconds=0.5, max_reply=6 * MAX_RENDERED_CHARS)
+    own = Helper("enginebay.limited._templates", memory=64 << 20, seconds=seconds, max_reply=6 * MAX_RENDERED_CHARS)
     monkeypatch.setattr(_template, "_shared", weakref.WeakValueDictionary({"helper": own}))
     yield own
     own.close()
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("seconds", "source", "why"),
     [
-        (SPIN, "it took longer than 0.5 s and was stopped"),
-        ("{% set x = messages[0].content * 90000000 %}", "it needs more than the 64 MiB that it may take"),
-        ("{{ messages[0].content * 9000000 }}", "it wrote 18000000 characters, and at most 16777216 are taken"),
+        (0.5, SPIN, "it took longer than 0.5 s and was stopped"),
+        (60.0, "{% set x = messages[0].content * 90000000 %}", "it needs more than the 64 MiB that it may take"),
+        (60.0, "{{ messages[0].content * 9000000 }}", "it wrote 18000000 characters, and at most 16777216 are taken"),
     ],
 )
 def test_a_template_over_a_limit(helper: Helper, source: str, why: str) -> None:
@@ -51,6 +58,53 @@ def test_a_template_over_a_limit(helper: Helper, source: str, why: str) -> None:
     assert str(caught.value) == f"the chat template in here failed on these messages: {why}"
     assert caught.value.param == "messages"
     assert ChatTemplate("{{ messages[0].content }}", "here").render(HI) == "hi"
+
+
+def test_messages_over_the_memory(helper: Helper) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", "here")
+    with pytest.raises(InvalidRequest) as caught:
+        template.render([{"role": "user", "content": "a" * 200_000_000}])
+    assert str(caught.value) == (
+        "the chat template in here failed on these messages: it needs more than the 64 MiB that it may take"
+    )
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_process_that_something_else_kills(helper: Helper, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """It is tried once more, and never told as a fault of the messages."""
+    template = ChatTemplate("{{ messages[0].content }}", "here")
+    real, left = Child.send, [None] * times
+
+    def send(child: Child, frame: bytes, deadline: float) -> None:
+        if left:
+            left.pop()
+            child.popen.kill()
+            child.popen.wait()
+        real(child, frame, deadline)
+
+    monkeypatch.setattr(Child, "send", send)
+    if times == 1:
+        assert template.render(HI) == "hi"
+        return
+    with pytest.raises(RequestFailed) as caught:
+        template.render(HI)
+    assert str(caught.value) == (
+        "the process that runs the chat template in here was killed by SIGKILL (out of memory?); send the request again"
+    )
+    assert caught.value.param is None
+    assert template.render(HI) == "hi"
+
+
+def test_a_process_that_cannot_be_started(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("x", "here")
+    helper.close()
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(RequestFailed) as caught:
+        template.render(HI)
+    assert str(caught.value) == (
+        "the process that runs the chat template in here could not be started: No such file or directory; "
+        "send the request again"
+    )
 
 
 def test_a_template_whose_constants_explode_when_it_is_compiled(helper: Helper) -> None:
