@@ -60,6 +60,7 @@ __all__ = [
     "WorkerHung",
     "WorkerLost",
     "did_you_mean",
+    "in_words",
     "one_line",
 ]
 
@@ -187,6 +188,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` with a leading space, or an empty string when nothing known comes close."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def in_words(error: BaseException) -> str:
+    """An error that strange code raised, in one line: ``RuntimeError: its words``, or its class alone."""
+    words = " ".join(str(error).split())
+    return one_line(f"{type(error).__name__}: {words}" if words else type(error).__name__)
 
 
 _MAX_LINE = 1000

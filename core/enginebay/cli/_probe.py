@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import click
+import msgspec
 
 from enginebay import errors
 from enginebay.cli._style import printable
 from enginebay.config import DeadlinesConfig, Resolved
-from enginebay.errors import EnginebayError, StartFailed
+from enginebay.errors import EnginebayError, StartFailed, one_line
 
 __all__ = ["probe"]
 
@@ -32,6 +33,63 @@ _MAX_LINE: Final = 1 << 20
 _MAX_OUTPUT: Final = 1 << 16
 _LAST_LINES: Final = 40
 _OOM_COUNTERS: Final = ("/proc/vmstat", "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+
+class _Error(msgspec.Struct):
+    """What an error must have."""
+
+    kind: str
+    phase: str
+    message: str
+    notes: list[str]
+
+
+class _Group(msgspec.Struct):
+    """What is read of a group of the KV cache."""
+
+    block_size: int
+    bytes_per_block: int
+
+
+class _Worker(msgspec.Struct):
+    """What is read of a worker."""
+
+    device: str
+    weight_bytes: int
+    kv_cache_groups: Annotated[list[_Group], msgspec.Meta(min_length=1)]
+
+
+class _Finished(msgspec.Struct):
+    """What is read of a probe that went well; ``check`` shows it."""
+
+    in_force: dict[str, str]
+    runner: str
+    kv_blocks: int
+    kv_blocks_why: str
+    longest_request: int
+    longest_request_why: str
+    workers: Annotated[list[_Worker], msgspec.Meta(min_length=1)]
+    seconds: dict[str, float]
+
+
+_KINDS: Final = {"phase": str, "error": _Error, "finished": _Finished}
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    """One line of the report, of one of ``_KINDS``. What was loaded there may have written on its descriptor.
+
+    Raises ``StartFailed`` for anything else.
+    """
+    try:
+        said = json.loads(line)
+        [(kind, value)] = said.items()
+        msgspec.convert(value, _KINDS[kind])
+        if kind == "error" and not issubclass(getattr(errors, value["kind"]), EnginebayError):
+            raise TypeError(f"{value['kind']} is no error of enginebay")
+    except (msgspec.MsgspecError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StartFailed(one_line(f"the probe's report makes no sense: {why}")) from error
+    return {kind: value}
 
 
 @dataclass
@@ -56,13 +114,13 @@ class _Probe:
         if len(self.pending) > _MAX_LINE:
             raise StartFailed(f"the probe reported more than {_MAX_LINE} bytes in one line, and was ended")
         for line in lines:
-            said: dict[str, Any] = json.loads(line)
+            said = _checked(line)
             if "phase" in said:
-                self.phase, self.since = str(said["phase"]), time.monotonic()
+                self.phase, self.since = said["phase"], time.monotonic()
                 show(self.phase)
             elif "error" in said:
                 self.error = said["error"]
-                self.phase = str(said["error"]["phase"])
+                self.phase = said["error"]["phase"]
             else:
                 self.told = said["finished"]
 

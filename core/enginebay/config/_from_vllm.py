@@ -18,7 +18,7 @@ from enginebay.config._load import load
 from enginebay.config._models import EngineConfig
 from enginebay.config._vllm_flags import FLAGS, SHORT, Flag
 from enginebay.config._vllm_values import NotHere, is_text, toml
-from enginebay.errors import ConfigError, did_you_mean
+from enginebay.errors import ConfigError, did_you_mean, one_line
 
 __all__ = ["Translation", "from_vllm"]
 
@@ -89,7 +89,7 @@ def _without_command(words: list[str], reading: _Reading) -> list[str]:
     if name != "vllm":
         return words[1:] if name == "serve" else words
     if words[1:2] != ["serve"]:
-        raise ConfigError(f"from-vllm translates `vllm serve`, and not `{' '.join(['vllm', *words[1:2]])}`")
+        raise ConfigError(one_line(f"from-vllm translates `vllm serve`, and not `{' '.join(['vllm', *words[1:2]])}`"))
     return words[2:]
 
 
@@ -216,7 +216,7 @@ def _missing(
 
 def _check(reading: _Reading, keys: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Raise with all that is wrong: flags first, then values that our own config does not take."""
-    faults = list(reading.faults)
+    faults = [one_line(fault) for fault in reading.faults]
     data = {section: dict(pairs) for section, pairs in _sections(keys)}
     try:
         EngineConfig.model_validate(data)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ from enginebay.config._models import EngineConfig
 from enginebay.errors import ConfigError, one_line
 
 _IN_CODE = "the config given in code"
+_PATIENCE = 5_000
+_TICK = 50
+"""Milliseconds that a pipe's writer may take to come, and between two looks."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,10 @@ def _validate(layers: Layers) -> EngineConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_CONFIG_BYTES + 1)
+        raw = _read_bytes(path)
         if len(raw) > MAX_CONFIG_BYTES:
             raise ConfigError(f"config file {path} has more than {MAX_CONFIG_BYTES >> 10} KiB")
-        text = raw.decode()
+        text = raw.decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
             f"there is no config file {path}: name one that exists, or none to run with the defaults "
@@ -119,3 +123,36 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:  # an integer of more digits than Python reads
         raise ConfigError(f"{path}: {error}") from None
     return table
+
+
+def _read_bytes(path: Path) -> bytes:
+    """At most one byte more than is taken."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # to open a pipe waits for its writer
+    with os.fdopen(fd, "rb") as stream:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return _read_pipe(fd, path)
+        os.set_blocking(fd, True)
+        return stream.read(MAX_CONFIG_BYTES + 1)
+
+
+def _read_pipe(fd: int, path: Path) -> bytes:
+    """All that its writer writes, which may take its time; raises ``ConfigError`` when none comes."""
+    raw, waited = b"", 0
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while len(raw) <= MAX_CONFIG_BYTES:
+        left = any(event == select.POLLHUP for _, event in poll.poll(_TICK))  # it came, and there is no more to read
+        try:
+            piece = os.read(fd, MAX_CONFIG_BYTES + 1 - len(raw))
+        except BlockingIOError:  # it is there
+            continue
+        raw += piece
+        if not piece and (raw or left):
+            break
+        if not piece:
+            waited += _TICK
+        if waited > _PATIENCE:
+            raise ConfigError(
+                f"config file {path} is a pipe, and nobody has written to it within {_PATIENCE // 1000} s"
+            )
+    return raw

@@ -50,7 +50,7 @@ def cache_dtype(text: str) -> str:
 
 def whole(text: str) -> int:
     """A whole number."""
-    if not re.fullmatch(r"[+-]?\d{1,40}", text):
+    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text):
         raise ValueError("must be a whole number")
     return int(text)
 
@@ -72,7 +72,7 @@ def number(text: str) -> float:
 
 def size(text: str) -> int:
     """A whole number, or one with k, m, g, t (thousands) or K, M, G, T (1024s): "4k", "2.5m", "1G"."""
-    match = re.fullmatch(r"(\d{1,40})(?:\.(\d{1,9}))?([kmgtKMGT])", text)
+    match = re.fullmatch(r"([0-9]{1,40})(?:\.([0-9]{1,9}))?([kmgtKMGT])", text)
     if match is None:
         return whole(text)
     digits, fraction, unit = match.groups()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.config import EngineConfig, Resolved
-from enginebay.errors import CapabilityError, PluginBroken, PluginError
+from enginebay.errors import CapabilityError, PluginBroken, PluginError, in_words, one_line
 from enginebay.interfaces import Kind, RunnerPlugin
 from enginebay.messages import ModelInfo
 from enginebay.plugins import Loaded, PluginHost
@@ -75,12 +75,10 @@ def _supports(runner: RunnerPlugin[Any], model: ModelInfo) -> str | None:
     try:
         answer: Any = runner.supports(model)
     except Exception as error:
-        raise PluginBroken(
-            f"runner '{runner.name}' is broken: supports() raised {type(error).__name__}: {error}"
-        ) from error
+        raise PluginBroken(f"runner '{runner.name}' is broken: supports() raised {in_words(error)}") from error
     if answer is not None and not isinstance(answer, str):
         raise PluginBroken(
-            f"runner '{runner.name}' is broken: supports() returned {answer!r}, "
+            f"runner '{runner.name}' is broken: supports() returned {one_line(repr(answer))}, "
             f"and must return None for yes or the reason for no"
         )
-    return None if answer is None else answer.rstrip(".") or "it gave no reason"
+    return None if answer is None else one_line(" ".join(answer.split())).rstrip(".") or "it gave no reason"

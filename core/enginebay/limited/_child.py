@@ -23,6 +23,10 @@ class Ended(Exception):
     """The child is gone, or says what makes no sense."""
 
 
+class TooLong(Exception):
+    """The child's answer is longer than is taken."""
+
+
 class Child:
     """The process and both pipes."""
 
@@ -50,7 +54,7 @@ class Child:
         os.set_blocking(self._from.fileno(), False)
 
     def send(self, frame: bytes, deadline: float) -> None:
-        """Raises ``TimeoutError``, or ``Ended``."""
+        """Raises ``TimeoutError``. A child that does not take it all may have left an answer that says why."""
         view = memoryview(frame)
         while view:
             _wait(self._to.fileno(), select.POLLOUT, deadline)
@@ -59,13 +63,13 @@ class Child:
             except BlockingIOError:
                 continue
             except BrokenPipeError:
-                raise Ended from None
+                return
 
     def receive(self, deadline: float, most: int) -> dict[str, Any]:
-        """One frame of at most ``most`` bytes. Raises ``TimeoutError``, or ``Ended``."""
+        """One frame of at most ``most`` bytes. Raises ``TimeoutError``, ``TooLong``, or ``Ended``."""
         length = int.from_bytes(self._exactly(HEAD, deadline), "big")
         if length > most:
-            raise Ended
+            raise TooLong
         try:
             answer = unpack(self._exactly(length, deadline))
         except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay.limited._child import Child, Ended
+from enginebay.limited._child import Child, Ended, TooLong
 from enginebay.limited._serve import pack
 
 _START_SECONDS = 60.0
@@ -19,6 +19,10 @@ _START_SECONDS = 60.0
 
 class HelperFailed(Exception):
     """A call gave no answer; the message is the end of a sentence: "took longer than 5 s and was stopped"."""
+
+
+class OverLimit(HelperFailed):
+    """The call itself is why: it took more time or memory, or gave a longer answer, than it may."""
 
 
 class Helper:
@@ -42,7 +46,7 @@ class Helper:
         return self._held.child.popen.pid if self._held.child is not None else None
 
     def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the child answers. Raises ``HelperFailed``."""
+        """What the child answers. Raises ``OverLimit``, and ``HelperFailed`` when the child is lost otherwise."""
         frame = pack(request)
         with self._lock:
             if self._held.child is not None and self._held.child.popen.poll() is not None:
@@ -53,7 +57,10 @@ class Helper:
                 answer = child.receive(deadline, self._max_reply)
             except TimeoutError:
                 self._held.end()
-                raise HelperFailed(f"took longer than {self._seconds:g} s and was stopped") from None
+                raise OverLimit(f"took longer than {self._seconds:g} s and was stopped") from None
+            except TooLong:
+                self._held.end()
+                raise OverLimit(f"gave an answer of more than {self._max_reply} bytes, and was stopped") from None
             except Ended:
                 how = child.epitaph()
                 self._held.end()
@@ -64,7 +71,7 @@ class Helper:
             if answer.get("memory"):
                 self._held.end()  # it is on its way out: what is left of it is in pieces
         if answer.get("memory"):
-            raise HelperFailed(f"needs more than the {self._memory >> 20} MiB that it may take")
+            raise OverLimit(f"needs more than the {self._memory >> 20} MiB that it may take")
         return answer
 
     def close(self) -> None:
@@ -80,7 +87,7 @@ class Helper:
             raise HelperFailed(f"could not be started: {error.strerror}") from error
         try:
             child.receive(time.monotonic() + _START_SECONDS, self._max_reply)
-        except (TimeoutError, Ended):
+        except (TimeoutError, TooLong, Ended):
             how = child.epitaph()
             self._held.end()
             raise HelperFailed(f"could not be started: it {how}") from None

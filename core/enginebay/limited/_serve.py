@@ -38,17 +38,20 @@ def serve(handler: Handler) -> int:
     limit_growth(asked["memory"])
     limit_files(_WORDS)
     _write(pack({}))
-    while (request := _read()) is not None:
-        # nobody asks for longer: this ends us where the parent cannot
-        signal.setitimer(signal.ITIMER_REAL, asked["seconds"] + _LAST_MOMENT)
+    while True:
         try:
+            request = _read()
+            if request is None:
+                return 0
+            # nobody asks for longer: this ends us where the parent cannot
+            signal.setitimer(signal.ITIMER_REAL, asked["seconds"] + _LAST_MOMENT)
             answer = pack(handler(request))
         except MemoryError:
-            del request
-            _write(pack({"memory": True}))
-            return 0
+            break
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(answer)
+    request = None  # what it takes is needed for these words
+    _write(pack({"memory": True}))
     return 0
 
 

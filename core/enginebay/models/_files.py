@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from enginebay.errors import ModelError, one_line
 
@@ -37,19 +37,31 @@ def read_text(path: Path, most: int = MAX_FILE_BYTES) -> str:
 
 def read_bytes(path: Path, most: int) -> bytes:
     """What is in ``path``; raises ``ModelError`` when it is missing, unreadable, or has more than ``most`` bytes."""
-    mode = _mode(path)
-    if mode is None:
+    if not has_file(path):
         raise ModelError(f"{path.parent} has no {path.name}")
-    if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
-        raise ModelError(f"cannot read {path}: it is no regular file")
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(most + 1)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > most:
         raise ModelError(f"cannot read {path}: it has more than {most >> 20} MiB")
     return raw
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file to read; raises ``ModelError`` for what is none, ``OSError`` when it cannot be opened.
+
+    Looked at once it is open: a pipe that took its name meanwhile is not waited for.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if (what := _what(os.fstat(fd).st_mode)) is not None:
+            raise ModelError(f"cannot read {path}: it is {what}, no regular file")
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def write_json(path: Path, value: object) -> None:
@@ -67,6 +79,14 @@ def is_file(path: Path) -> bool:
     return mode is not None and stat.S_ISREG(mode)
 
 
+def has_file(path: Path) -> bool:
+    """The same for a name that only a regular file may have; raises ``ModelError`` for a folder or a pipe as well."""
+    mode = _mode(path)
+    if mode is not None and (what := _what(mode)) is not None:
+        raise ModelError(f"cannot read {path}: it is {what}, no regular file")
+    return mode is not None
+
+
 def is_folder(path: Path) -> bool:
     """Whether ``path`` is a folder; raises ``ModelError`` when that cannot be known."""
     mode = _mode(path)
@@ -79,15 +99,28 @@ def is_there(path: Path) -> bool:
 
 
 def _mode(path: Path) -> int | None:
-    """What ``path`` is, links followed, as in ``stat``; None: nothing. ``Path.is_file`` raises for some of these."""
+    """What ``path`` is, links followed, as in ``stat``; None: nothing. ``Path.is_file`` raises for some of these.
+
+    A link that leads nowhere is not nothing: who put it there meant a file.
+    """
     try:
         return path.stat().st_mode
     except ValueError:  # a zero byte
         return None
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            if path.is_symlink():
+                raise ModelError(one_line(f"cannot read {path}: it is a link that leads nowhere")) from error
             return None
         raise ModelError(one_line(f"cannot read {path}: {error.strerror}")) from error
+
+
+def _what(mode: int) -> str | None:
+    """What it is instead of a regular file; None: it is one."""
+    if stat.S_ISREG(mode):
+        return None
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def sync(path: Path) -> None:

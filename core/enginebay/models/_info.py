@@ -9,7 +9,7 @@ from typing import Any
 from enginebay.errors import ModelError, one_line
 from enginebay.messages import ModelInfo
 from enginebay.models._config import check_layers, read_config
-from enginebay.models._files import is_file, is_folder, is_there, read_json
+from enginebay.models._files import has_file, is_folder, is_there, read_json
 from enginebay.models._generation import ignored_settings
 from enginebay.models._weights import check_weights
 
@@ -30,7 +30,7 @@ def read_model_info(folder: Path, *, name: str | None = None, needs_tokenizer: b
     config = read_config(folder)
     tensors = check_weights(folder)
     check_layers(folder / "config.json", config.get("num_hidden_layers"), len(tensors))
-    if needs_tokenizer and not is_file(folder / "tokenizer.json"):
+    if needs_tokenizer and not has_file(folder / "tokenizer.json"):
         raise ModelError(
             f"{folder} has no tokenizer.json; fetch it from where the model came from, or set [model] tokenizer"
         )

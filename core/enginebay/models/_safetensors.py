@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginebay.errors import ModelError, one_line
+from enginebay.models._files import open_file
 
 _MAX_HEADER = 100_000_000  # the format's own bound
 _MAX_DIMS = 32
@@ -65,7 +66,7 @@ def write_safetensors(
 def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     """The file's tensors by name: ``dtype``, ``shape``, ``data_offsets``. Raises ``ModelError`` when damaged."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             file.seek(0)
             head = file.read(8)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import ModelError, one_line
-from enginebay.models._files import is_file, read_json
+from enginebay.models._files import has_file, read_json
 from enginebay.models._safetensors import read_safetensors_header
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -15,9 +15,9 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, one or the shards of its index. Raises ``ModelError`` when any is missing."""
-    if is_file(folder / INDEX):
+    if has_file(folder / INDEX):
         return [folder / shard for shard in sorted(set(_weight_map(folder).values()))]
-    if is_file(folder / SINGLE):
+    if has_file(folder / SINGLE):
         return [folder / SINGLE]
     pickles = sorted(f.name for pattern in _PICKLES for f in folder.glob(pattern))
     if pickles:
@@ -46,7 +46,7 @@ def check_weights(folder: Path) -> dict[str, dict[str, Any]]:
                 raise ModelError(one_line(f"{folder} has the tensor '{name}' twice, in {where[name]} and {file.name}"))
             where[name] = file.name
         tensors |= header
-    if is_file(folder / INDEX):
+    if has_file(folder / INDEX):
         _compare(folder, _weight_map(folder), where)
     return tensors
 
@@ -61,9 +61,9 @@ def _weight_map(folder: Path) -> dict[str, str]:
     for shard in shards:
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelError(one_line(f"{folder / INDEX} names '{shard}', which is no safetensors file of this folder"))
-        if not is_file(folder / shard):
+        if not has_file(folder / shard):
             raise ModelError(one_line(f"{folder} has no {shard}, which {INDEX} names; fetch the missing file"))
-    if SINGLE not in shards and is_file(folder / SINGLE):
+    if SINGLE not in shards and has_file(folder / SINGLE):
         raise ModelError(
             one_line(
                 f"{folder} has its weights twice: in {SINGLE}, and in {shards[0]} as {INDEX} says; remove one of them"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
-from enginebay.errors import EnginebayError, PluginBroken
+from enginebay.errors import EnginebayError, PluginBroken, in_words
 from enginebay.interfaces import Executor
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Hooks:
                 one.call(arguments)
             except (Exception, SystemExit) as error:  # an observer's fault is its own; nor may it end the process
                 one.strikes += 1
-                said = f"{type(error).__name__}: {error}"
+                said = in_words(error)
                 if one.strikes < STRIKES:
                     _LOG.warning("%s of %s raised %s", hook, one.plugin, said, exc_info=error)
                 else:
@@ -134,7 +134,7 @@ def _asked(one: _Listener, arguments: Mapping[str, Any]) -> Any:
     except EnginebayError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginBroken(f"{one.hook} of {one.plugin} raised {type(error).__name__}: {error}") from error
+        raise PluginBroken(f"{one.hook} of {one.plugin} raised {in_words(error)}") from error
 
 
 def _by_name(implementation: pluggy.HookImpl) -> Callable[[Mapping[str, Any]], Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Generic, TypeVar, cast
 
-from enginebay.errors import PluginBroken
+from enginebay.errors import PluginBroken, in_words
 from enginebay.interfaces import (
     API_VERSION,
     ExecutorPlugin,
@@ -140,9 +140,7 @@ class PluginHost:
         try:
             made = loaded.plugin.factory(loaded.options)
         except Exception as error:
-            raise PluginBroken(
-                f"{who(installed)} is broken: making it raised {type(error).__name__}: {error}"
-            ) from error
+            raise PluginBroken(f"{who(installed)} is broken: making it raised {in_words(error)}") from error
         register(self._manager, made, name, installed)
         self.hooks.refresh({name: loaded.plugin.wrap_order})
 

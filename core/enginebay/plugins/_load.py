@@ -13,7 +13,7 @@ from typing import Any
 import pluggy
 
 from enginebay import hookspecs
-from enginebay.errors import PluginBroken, PluginTooNew
+from enginebay.errors import PluginBroken, PluginTooNew, in_words, one_line
 from enginebay.interfaces import ExecutorPlugin, ExtensionPlugin, Kind, Options, Plugin, RunnerPlugin, SchedulerPlugin
 from enginebay.plugins._find import Installed
 
@@ -50,7 +50,7 @@ def load_module(plugin: Installed) -> ModuleType:
         if _is_signal(error):
             raise
         raise PluginBroken(
-            f"{who(plugin)} is broken: importing {plugin.module} raised {_said(error)}. "
+            f"{who(plugin)} is broken: importing {plugin.module} raised {in_words(error)}. "
             f"Repair or uninstall {plugin.package}, or choose another {plugin.kind.noun}."
         ) from error
 
@@ -84,7 +84,7 @@ def take_descriptor(manager: pluggy.PluginManager, module: ModuleType, plugin: I
     except BaseException as error:
         if _is_signal(error):
             raise
-        raise PluginBroken(f"{who(plugin)} is broken: {hook} of {plugin.module} raised {_said(error)}.") from error
+        raise PluginBroken(f"{who(plugin)} is broken: {hook} of {plugin.module} raised {in_words(error)}.") from error
     if not isinstance(offered, list | tuple) or not all(isinstance(o, expected) for o in offered):
         raise PluginBroken(
             f"{who(plugin)} is broken: {hook} of {plugin.module} returned {_shape(offered)}, "
@@ -92,7 +92,7 @@ def take_descriptor(manager: pluggy.PluginManager, module: ModuleType, plugin: I
         )
     named = [o for o in offered if o.name == plugin.name]
     if len(named) != 1:
-        names = ", ".join(f"'{o.name}'" for o in offered) or "nothing"
+        names = one_line(", ".join(f"'{o.name}'" for o in offered)) or "nothing"
         raise PluginBroken(
             f"{who(plugin)} is broken: {hook} of {plugin.module} registers {names}, "
             f"and the entry point asks for exactly one '{plugin.name}'."
@@ -145,7 +145,7 @@ def _check_fields(descriptor: Plugin[Any], plugin: Installed) -> None:
     elif not callable(getattr(descriptor, "factory", None)):
         fault = "its factory cannot be called"
     if fault:
-        raise PluginBroken(f"{who(plugin)} is broken: {fault}.")
+        raise PluginBroken(f"{who(plugin)} is broken: {one_line(fault)}.")
 
 
 def _refuse_wrappers(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
@@ -156,7 +156,7 @@ def _refuse_wrappers(manager: pluggy.PluginManager, plugin: object, name: str) -
 
 
 def _pluggy_said(error: Exception, name: str) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(" ".join(str(error).split()))
     if text.startswith("unknown hook"):
         hook = text.split("'")[1]
         return f"{name} implements {hook}, and there is no such hook in this version."
@@ -175,11 +175,6 @@ def _is_signal(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (
         not isinstance(error, Exception) and type(error).__module__.partition(".")[0] == "enginebay"
     )
-
-
-def _said(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _shape(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from enginebay.errors import EnginebayError, PluginBroken
+from enginebay.errors import EnginebayError, PluginBroken, in_words
 from enginebay.interfaces import (
     BatchConstraints,
     Options,
@@ -48,7 +48,7 @@ def make_scheduler(
         raise
     except Exception as error:
         raise PluginBroken(
-            f"scheduler '{plugin.name}' could not be made: its factory raised {type(error).__name__}: {error}"
+            f"scheduler '{plugin.name}' could not be made: its factory raised {in_words(error)}"
         ) from error
     if isinstance(made, Scheduler):
         return made

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import InvalidRequest, ModelError, one_line
-from enginebay.limited import Helper, HelperFailed
-from enginebay.models._files import is_file, read_json, read_text
+from enginebay.errors import InvalidRequest, ModelError, RequestFailed, one_line
+from enginebay.limited import Helper, HelperFailed, OverLimit
+from enginebay.models._files import has_file, read_json, read_text
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
 MAX_TEMPLATE_CHARS = 1 << 20
@@ -74,12 +74,12 @@ class ChatTemplate:
         Raises ``ModelError`` for one that cannot be read, or is broken.
         """
         config_path, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-        config = read_json(config_path) if is_file(config_path) else {}
-        source = read_text(own) if is_file(own) else _named(config.get("chat_template"))
+        config = read_json(config_path) if has_file(config_path) else {}
+        source = read_text(own) if has_file(own) else _named(config.get("chat_template"))
         if source is None:
             return None
         tokens = {name: text for name in _TOKENS if (text := _content(config.get(name))) is not None}
-        return cls(source, str(own if is_file(own) else config_path), tokens, now=now)
+        return cls(source, str(own if has_file(own) else config_path), tokens, now=now)
 
     def writes(self, token: str) -> bool:
         """Whether the template writes this token, as it stands or around a role (``'<|' + role + '|>'``).
@@ -94,7 +94,10 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The text of the conversation. Raises ``InvalidRequest`` when the template refuses the messages, or fails."""
+        """The text of the conversation. Raises ``InvalidRequest`` when the template refuses the messages, or fails.
+
+        ``RequestFailed`` when the process that runs it is lost twice, by no limit of ours.
+        """
         try:
             found = self._ask(
                 {
@@ -106,8 +109,12 @@ class ChatTemplate:
                     "most": MAX_RENDERED_CHARS,
                 }
             )
-        except HelperFailed as error:
+        except OverLimit as error:
             raise _refusal(f"the chat template in {self.where} failed on these messages: it {error}") from None
+        except HelperFailed as error:
+            raise RequestFailed(
+                one_line(f"the process that runs the chat template in {self.where} {error}; send the request again")
+            ) from None
         if "refused" in found:
             raise _refusal(f"the chat template refuses the messages: {found['refused']}")
         if "text" not in found:
@@ -121,7 +128,12 @@ class ChatTemplate:
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._helper = self._helper or _shared_helper()
-        return self._helper.call(request)
+        try:
+            return self._helper.call(request)
+        except OverLimit:
+            raise
+        except HelperFailed:  # something else ended it, as far as can be told: a new one may do
+            return self._helper.call(request)
 
 
 def _refusal(message: str) -> InvalidRequest:

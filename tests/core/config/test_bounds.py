@@ -32,8 +32,9 @@ DEEP = "tables or lists are nested more than 32 deep"
         ("[model]\nseed = 0x" + "f" * 100_000, "a number is beyond 64 bits"),
         ("[deadlines]\nstep = 0x" + "f" * 100_000, "a number is beyond 64 bits"),
         ("[runner.options]\nx = [{a = 9223372036854775808}]", "a number is beyond 64 bits"),
+        ("[runner.options]\nx = -9223372036854775808", "a number is beyond 64 bits"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_bombs(tmp_path: Path, text: str, error: str) -> None:
     path = tmp_path / "engine.toml"
@@ -55,6 +56,12 @@ def test_the_same_on_the_command_line_and_in_the_environment() -> None:
     assert _refusal(sets=["runner.options.\udcff=1"]) == "--set runner.options.?: a text is not UTF-8"
     name = "ENGINEBAY__MODEL__SEED"
     assert _refusal(environ={name: str(2**63)}) == f"{name}: a number is beyond 64 bits"
+
+
+def test_the_same_in_code() -> None:
+    for options in ({"x": "\udcff"}, {"\udcff": 1}, {"x": [{"\udcff": 1}]}):
+        with pytest.raises(ConfigError, match=r"^the config given in code: a text is not UTF-8$"):
+            load({"runner": {"options": options}}, environ={})
 
 
 def test_many_faults_are_counted() -> None:

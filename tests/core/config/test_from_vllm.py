@@ -175,6 +175,8 @@ def test_a_folder_that_is_there_is_named_by_its_whole_path(tmp_path: Path, monke
         ("m --max-num-seqs", "--max-num-seqs: needs a value"),
         ("m --max-num-seqs --seed 1", "--max-num-seqs: needs a value"),
         ("m --no-async-scheduling=1", "--no-async-scheduling: takes no value"),
+        ("m --max-num-seqs ٣", "--max-num-seqs: must be a whole number, and is '٣'"),
+        ("m --max-model-len ٤k", "--max-model-len: must be a whole number, and is '٤k'"),
         ("m --max-num-seqs 4.5", "--max-num-seqs: must be a whole number, and is '4.5'"),
         ("m --max-model-len 4kk", "--max-model-len: must be a whole number, and is '4kk'"),
         ("m --max-model-len 1.5K", "--max-model-len: must be a whole number of K, and is '1.5K'"),
@@ -203,6 +205,14 @@ def test_a_folder_that_is_there_is_named_by_its_whole_path(tmp_path: Path, monke
 )
 def test_refusals(line: str, message: str) -> None:
     assert refused(line) == message
+
+
+@pytest.mark.parametrize("words", [["m", "--" + "x\n" * 50_000], ["m", "n\x1b" * 50_000], ["vllm", "y\n" * 50_000]])
+def test_a_refusal_is_one_line_whatever_was_written(words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_vllm(words)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 1000
 
 
 def test_a_quoted_command_line_that_does_not_end() -> None:

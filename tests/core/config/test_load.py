@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.config import EngineConfig, Resolved, load
+from enginebay.config import EngineConfig, Resolved, _load, load
 from enginebay.errors import ConfigError
 
 
@@ -148,9 +151,53 @@ def test_a_file_that_is_a_folder(tmp_path: Path) -> None:
     assert fails(tmp_path) == f"config file {tmp_path} cannot be read: Is a directory"
 
 
+def test_a_file_that_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "engine.toml"
+    path.write_bytes(b"\xef\xbb\xbf[scheduler]\nmax_num_seqs = 3\n")
+    assert load(path, environ={}).config.scheduler.max_num_seqs == 3
+
+
+def test_a_pipe_without_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_load, "_PATIENCE", 1000)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert fails(path) == f"config file {path} is a pipe, and nobody has written to it within 1 s"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.4], ids=["at once", "later than its patience"])
+def test_a_pipe_with_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float) -> None:
+    """As of ``--config <(...)``: it may take its time once it is there, and write piece by piece."""
+    read, write_end = os.pipe()
+    monkeypatch.setattr(_load, "_PATIENCE", 100)
+
+    def write_slowly() -> None:
+        for piece in (b"[scheduler]\n", b"max_num_seqs = 3\n"):
+            time.sleep(pause)
+            os.write(write_end, piece)
+        os.close(write_end)
+
+    writer = threading.Thread(target=write_slowly)
+    writer.start()
+    if not pause:
+        writer.join()  # gone before its pipe is opened
+    assert load(Path(f"/dev/fd/{read}"), environ={}).config.scheduler.max_num_seqs == 3
+    writer.join()
+    os.close(read)
+
+
+def test_a_pipe_whose_writer_leaves_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.open("wb").close())
+    writer.start()
+    assert load(path, environ={}).origins == {}
+    writer.join()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (b"\xef\xbb\xbfa = 1\nb = '\xff'\n", ", line 2: not UTF-8 text (byte 0xff)"),
         (b"[scheduler]\nuse = = 3\n", ", line 2, column 7: not TOML: Invalid value"),
         (b"[scheduler", ", line 1, at the end: not TOML: Expected ']' at the end of a table declaration"),
         (b"a = 1\na = 2\n", ", line 2, column 6: not TOML: Cannot overwrite a value"),

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from enginebay.limited import Helper, HelperFailed
+from enginebay.limited import Helper, HelperFailed, OverLimit
+from enginebay.limited._serve import _LAST_MOMENT
 
 ASK: dict[str, Any] = {"messages": [{"content": "hi"}], "now": "2024-07-26", "tokens": {}, "most": 100}
 ASK["add_generation_prompt"] = True
@@ -84,8 +85,25 @@ def test_a_call_over_its_memory(helper: Helper) -> None:
 def test_an_answer_over_its_size(helper: Helper) -> None:
     assert helper.call(_ask("{{ 'a' * 200 }}")) == {"failed": "it wrote 200 characters, and at most 100 are taken"}
     too_large = _ask("{{ 'a' * 20000 }}") | {"most": 10**6}
-    with pytest.raises(HelperFailed, match=r"^gave no answer that makes sense, and was stopped$"):
+    with pytest.raises(OverLimit, match=r"^gave an answer of more than 10000 bytes, and was stopped$"):
         helper.call(too_large)
+
+
+def test_a_message_over_its_memory(helper: Helper) -> None:
+    too_large = _ask("{{ messages[0].content }}") | {"messages": [{"content": "a" * 200_000_000}]}
+    with pytest.raises(OverLimit, match=r"^needs more than the 64 MiB that it may take$"):
+        helper.call(too_large)
+    assert helper.call(_ask("b")) == {"text": "b"}
+
+
+def test_a_process_that_waits_for_longer_than_a_call_may_take() -> None:
+    helper = _make(seconds=0.5)
+    assert helper.call(_ask("a")) == {"text": "a"}
+    pid = helper.pid
+    time.sleep(0.5 + _LAST_MOMENT + 0.3)
+    assert helper.call(_ask("b")) == {"text": "b"}
+    assert helper.pid == pid
+    helper.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -219,6 +237,9 @@ def _owner(source: str) -> tuple[subprocess.Popen[str], psutil.Process]:
 @pytest.mark.parametrize("source", ["idle", SPIN])
 def test_it_dies_with_a_parent_that_is_killed(source: str) -> None:
     owner, child = _owner(source)
+    if source == SPIN:  # at work, where it does not see its stdin end
+        begun = child.cpu_times().user
+        _until(lambda: child.cpu_times().user > begun + 0.3)
     owner.kill()
     owner.communicate()
     child.wait(10)

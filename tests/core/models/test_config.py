@@ -78,11 +78,11 @@ def test_a_pipe_is_not_waited_for(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(ModelError) as caught:
         read_config(path.parent)
-    assert str(caught.value) == f"cannot read {path}: it is no regular file"
+    assert str(caught.value) == f"cannot read {path}: it is a pipe, no regular file"
 
 
 def test_a_folder_in_its_place(path: Path) -> None:
     path.mkdir()
     with pytest.raises(ModelError) as caught:
         read_config(path.parent)
-    assert str(caught.value) == f"cannot read {path}: it is no regular file"
+    assert str(caught.value) == f"cannot read {path}: it is a folder, no regular file"

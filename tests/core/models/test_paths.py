@@ -10,6 +10,10 @@ import pytest
 
 from enginebay.errors import ModelError
 from enginebay.models import import_gguf, list_models, read_model_info, resolve_model
+from enginebay.models._files import read_json
+from enginebay.models._safetensors import read_safetensors_header
+from enginebay.text import ChatTemplate
+from support.fake_engine import fake_model_folder
 from support.tiny_gguf import write_gguf
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -35,7 +39,7 @@ def test_a_zero_byte_in_a_name() -> None:
 def test_links_in_a_circle(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    assert _refusal(resolve_model, loop) == f"there is no model folder or GGUF file {loop}"
+    assert _refusal(resolve_model, loop) == f"cannot read {loop}: it is a link that leads nowhere"
     assert _refusal(import_gguf, loop).startswith(f"cannot read {loop}: ")
 
 
@@ -98,3 +102,51 @@ def test_a_model_in_the_cache_that_cannot_be_entered_hides_no_other(
 
     monkeypatch.setattr("os.stat", stat)
     assert [model.name for model in list_models()] == ["Tiny-Llama"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return fake_model_folder(tmp_path / "model")
+
+
+def _dangle(path: Path) -> None:
+    path.symlink_to(path.parent / "gone")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+FILES = ["config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+TEMPLATES = ["chat_template.jinja", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize(
+    ("put", "what"),
+    [
+        (_dangle, "a link that leads nowhere"),
+        (_loop, "a link that leads nowhere"),
+        (os.mkfifo, "a pipe, no regular file"),
+        (Path.mkdir, "a folder, no regular file"),
+    ],
+)
+@pytest.mark.parametrize("name", [*FILES, *TEMPLATES])
+def test_what_is_no_file_is_not_taken_for_missing(model: Path, name: str, put: Any, what: str) -> None:
+    path = model / name
+    path.unlink(missing_ok=True)
+    put(path)
+    ask = ChatTemplate.find if name in TEMPLATES else read_model_info
+    assert _refusal(ask, model) == f"cannot read {path}: it is {what}"
+
+
+@pytest.mark.parametrize("read", [read_json, read_safetensors_header])
+def test_a_pipe_that_took_a_files_name_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("{}")
+    file = path.stat()
+    path.unlink()
+    os.mkfifo(path)
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: file)
+    assert _refusal(read, path) == f"cannot read {path}: it is a pipe, no regular file"

@@ -192,7 +192,7 @@ def test_an_extension_that_cannot_be_made(site: FakeSite) -> None:
         "bad",
         """
         def broken(options):
-            raise OSError("no such port")
+            raise OSError("no such\\nport")
 
         @hookimpl
         def enginebay_register_extensions():

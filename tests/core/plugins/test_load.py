@@ -52,6 +52,7 @@ def test_an_unnamed_broken_package_does_nothing(site: FakeSite) -> None:  # P2
     ("body", "said"),
     [
         ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
+        (r"raise RuntimeError('boom\n  line2\x1b[31m')", "RuntimeError: boom line2?[31m"),
         ("import package_that_is_not_there", "ModuleNotFoundError: No module named 'package_that_is_not_there'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("class Panic(BaseException): pass\nraise Panic", "Panic"),
