@@ -70,7 +70,7 @@ def test_an_engine_that_preempts_answers_as_one_with_room(smollm2: Path) -> None
     sets += ["cache.prefix_caching=false", "scheduler.max_num_batched_tokens=32"]
     with LLM(sets=[*sets, "cache.num_blocks=128"]) as roomy:
         expected = roomy.generate(texts, params)
-    with LLM(sets=[*sets, "cache.num_blocks=9", "model.max_model_len=128"]) as narrow:
+    with LLM(sets=[*sets, "cache.num_blocks=6", "model.max_model_len=64"]) as narrow:
         answers = narrow.generate(texts, params)
     assert sum(completion.usage.preemptions for completion in expected) == 0
     assert sum(completion.usage.preemptions for completion in answers) >= 2

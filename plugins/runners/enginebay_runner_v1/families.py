@@ -92,8 +92,11 @@ def _window(model: ModelInfo, family: Family) -> str | None:
     window = model.config.get("sliding_window")
     if window is None or model.config.get("use_sliding_window") is False:
         return None
-    if type(window) is not int or window < 1:
-        return f"config.json has sliding_window {window!r}, and a token sees at least itself: 1 or more, or null"
+    if type(window) is not int or window < 2:
+        return (
+            f"config.json has sliding_window {window!r}, and it must be 2 or more, or null: "
+            "with 1 transformers' own cache keeps every token"
+        )
     if family.windows == "none" and window < model.max_model_len:
         return f"config.json has sliding_window {window}, and {model.architecture} has no window"
     return None

@@ -51,8 +51,11 @@ class MaskRules:
         if mask is None or number not in range(len(self.rules)) or not torch.all(mask == number + _FIRST):
             raise ModelError("attends with a mask of its own, which paged attention does not have")
         rule, window = self.rules[number]
-        if window is not None and (type(window) is not int or window < 1):
-            raise ModelError(f"has a window of {window!r}, and a token sees at least itself: 1 or more, or null")
+        if window is not None and (type(window) is not int or window < 2):
+            raise ModelError(
+                f"has a window of {window!r}, and it must be 2 or more, or null: "
+                "with 1 transformers' own cache keeps every token"
+            )
         if not _is_causal(rule, window, max(length or _FAR, 4)):
             raise ModelError(
                 f"sees other tokens than {'all' if window is None else f'the last {window}'} up to its own: "

@@ -68,6 +68,7 @@ class _Recorder:
     calls: list[int]
     rules: MaskRules
     length: int | None
+    groups: int | None
     shape: LayerShape | None = None
     seen: list[torch.Tensor] = field(default_factory=list)
 
@@ -108,10 +109,14 @@ class _Recorder:
         if options.get("scaling") is None or options.get("dropout"):
             raise ModelError(f"layer {self.layer}: attention is called without a scale, or with dropout")
         (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
-        if tokens != _TOKENS or key.shape != (1, kv_heads, tokens, width) or heads % kv_heads:
+        odd_shape = key.shape != (1, kv_heads, tokens, width) or value.shape[:3] != key.shape[:3]
+        if odd_shape or tokens != _TOKENS or heads % kv_heads:
             raise ModelError(self._shapeless(query, key, value))
-        if value.shape[:3] != key.shape[:3]:
-            raise ModelError(self._shapeless(query, key, value))
+        if self.groups is not None and kv_heads * self.groups != heads:  # there transformers repeats keys by it
+            raise ModelError(
+                f"layer {self.layer}: {heads} heads attend to {kv_heads} KV heads, and num_key_value_heads in "
+                f"config.json has each repeated {self.groups} times: transformers cannot run it"
+            )
         self._check_scores(options, heads)
         try:
             window = self.rules.window(mask, self.length)
@@ -170,9 +175,9 @@ def probe(model: Any) -> tuple[LayerShape, ...]:
     calls: list[int] = []
     rules = MaskRules()
     length = getattr(model.config, "max_position_embeddings", None)
-    recorders = [_Recorder(layer, calls, rules, length) for layer in range(len(modules))]
-    for recorder, module in zip(recorders, modules, strict=True):
-        module.eb = recorder
+    for layer, module in enumerate(modules):
+        module.eb = _Recorder(layer, calls, rules, length, getattr(module, "num_key_value_groups", None))
+    recorders = [module.eb for module in modules]
     name = model.config._attn_implementation
     register_probe(rules.add)
     try:

@@ -138,12 +138,20 @@ def test_caps_and_experts_are_for_those_who_have_them() -> None:
         assert supports(info(architecture, attn_logit_softcapping=None, num_experts=0)) is None
 
 
-@pytest.mark.parametrize("window", [0, -1, 1.5, "8", True, [4]])
-@pytest.mark.parametrize("use", [{}, {"use_sliding_window": True}])
-def test_a_window_that_shows_a_token_nothing(window: object, use: dict[str, bool]) -> None:
+@pytest.mark.parametrize("window", [1, 0, -1, 1.5, "8", True, [4]])
+@pytest.mark.parametrize("use", [{}, {"use_sliding_window": True}, {"use_sliding_window": None}])
+def test_a_window_that_shows_a_token_nothing(window: object, use: dict[str, bool | None]) -> None:
     assert supports(info("Qwen2ForCausalLM", sliding_window=window, **use)) == (
-        f"config.json has sliding_window {window!r}, and a token sees at least itself: 1 or more, or null"
+        f"config.json has sliding_window {window!r}, and it must be 2 or more, or null: "
+        "with 1 transformers' own cache keeps every token"
     )
+
+
+def test_the_smallest_window() -> None:
+    for architecture, family in FAMILIES.items():
+        if family.windows != "none":
+            assert supports(info(architecture, sliding_window=1)) is not None
+            assert supports(info(architecture, sliding_window=2)) is None
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope", "su"])
@@ -152,6 +160,7 @@ def test_a_window_that_shows_a_token_nothing(window: object, use: dict[str, bool
     [
         lambda rope: {"rope_scaling": {"type": rope, "factor": 2.0}},
         lambda rope: {"rope_scaling": {"rope_type": rope, "factor": 2.0}},
+        lambda rope: {"rope_scaling": {"rope_type": rope, "type": "linear", "factor": 2.0}},
         lambda rope: {"rope_parameters": {"rope_type": rope}},
         lambda rope: {"rope_parameters": {"full_attention": {"rope_type": rope}}},
     ],

@@ -81,11 +81,32 @@ def test_attention_modules_that_are_not_one_per_layer(load: Callable[[str, str],
 def test_layers_of_unlike_shape_each_have_their_own_pages(load: Callable[[str, str], Any]) -> None:
     model = load("llama", "LlamaForCausalLM")
     attention = model.model.layers[1].self_attn
+    attention.num_key_value_groups = 1
     for part, size in ((attention.k_proj, 48), (attention.v_proj, 48)):
         part.weight = torch.nn.Parameter(torch.randn(size, 48), requires_grad=False)
     shapes = probe(model)
     assert [shape.kv_heads for shape in shapes] == [2, 6, 2]
     assert kv_spec(shapes, 16, 2).groups[0].bytes_per_block == 16 * 2 * (2 + 6 + 2) * (8 + 8)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "heads"),
+    [
+        ("youtu", "YoutuForCausalLM", {"num_key_value_heads": 3}),
+        ("deepseek-v3", "DeepseekV3ForCausalLM", {"num_attention_heads": 12}),
+    ],
+)
+def test_heads_that_transformers_would_repeat_once_too_often(
+    tmp_path: Path, family: str, architecture: str, heads: dict[str, int]
+) -> None:
+    folder = make_model(tmp_path / "model", family, **heads)
+    with pytest.raises(ModelError) as caught:
+        _probe(folder, architecture)
+    count = heads.get("num_attention_heads", 6)
+    assert str(caught.value) == (
+        f"layer 0: {count} heads attend to {count} KV heads, and num_key_value_heads in config.json has each repeated "
+        "2 times: transformers cannot run it"
+    )
 
 
 def _given(attention: Any, **changed: Any) -> None:
@@ -209,7 +230,7 @@ def test_a_window_that_config_json_switches_off(tmp_path: Path) -> None:
         ("mistral-window", "MistralForCausalLM", {"layer_types": [SLIDING] * 3}, (12, 12, 12)),
         ("mistral-no-window", "MistralForCausalLM", {"layer_types": [FULL] * 3}, (None, None, None)),
         ("qwen2-mixed-window", "Qwen2ForCausalLM", {"layer_types": [SLIDING, FULL, SLIDING]}, (9, None, 9)),
-        ("mistral-window", "MistralForCausalLM", {"sliding_window": 1}, (1, 1, 1)),
+        ("mistral-window", "MistralForCausalLM", {"sliding_window": 2}, (2, 2, 2)),
     ],
 )
 def test_windows_that_agree(
@@ -219,13 +240,14 @@ def test_windows_that_agree(
     assert tuple(shape.window for shape in shapes) == windows
 
 
-@pytest.mark.parametrize("window", [0, -1])
+@pytest.mark.parametrize("window", [1, 0, -1])
 def test_a_window_that_shows_a_token_nothing(tmp_path: Path, window: int) -> None:
     folder = edit_config(make_model(tmp_path / "model", "mistral-window"), sliding_window=window)
     with pytest.raises(ModelError) as caught:
         _probe(folder, "MistralForCausalLM")
     assert str(caught.value) == (
-        f"layer 0 has a window of {window}, and a token sees at least itself: 1 or more, or null"
+        f"layer 0 has a window of {window}, and it must be 2 or more, or null: "
+        "with 1 transformers' own cache keeps every token"
     )
 
 
