@@ -47,19 +47,27 @@ def print_json(prompt: str, answer: Completion, decode: Decode) -> None:
         line["prompt_logprobs"] = [entry and _entry(entry, decode) for entry in answer.prompt_logprobs]
     if others:
         line["choices"] = [{"index": choice.index, **_choice(choice, decode)} for choice in answer.choices]
-    if answer.error is not None:
+    if answer.error is not None:  # of whichever choice
         line["error"] = answer.error
     click.echo(json.dumps(msgspec.to_builtins(line), allow_nan=False))
 
 
-def complain(error: str | None) -> None:
-    """Say on stderr that a request failed, if it did."""
-    if error is not None:
-        click.echo(f"enginebay: the request failed: {printable(error)}", err=True)
+def complain(answer: Completion) -> None:
+    """Say on stderr what failed, if anything did: the request, or which of its choices."""
+    for choice in answer.choices:
+        if choice.error is not None:
+            what = f"choice {choice.index}" if len(answer.choices) > 1 else "the request"
+            click.echo(f"enginebay: {what} failed: {printable(choice.error)}", err=True)
 
 
 def _choice(choice: Choice, decode: Decode) -> dict[str, Any]:
-    told = {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+    told: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+    }
+    if choice.error is not None:
+        told["error"] = choice.error
     if choice.logprobs is not None:
         told["logprobs"] = [_entry(entry, decode) for entry in choice.logprobs]
     return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,37 @@ class _Bias(click.ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not a token id, '=' and a number, as in 198=-5", param, ctx)
 
 
+class _Finite(click.FloatRange):
+    """A number in a range; "nan", which every comparison with a bound lets pass, and "inf" are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+class _Text(click.ParamType[str]):
+    """Text that is not empty."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value or self.fail("it must not be empty", param, ctx)
+
+
+def _biases(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[int, float], ...]
+) -> tuple[tuple[int, float], ...]:
+    """Refuse a token that is given twice: one of them would be lost."""
+    seen: set[int] = set()
+    for token_id, _ in pairs:
+        if token_id in seen:
+            raise click.BadParameter(f"token {token_id} is given twice", ctx, param)
+        seen.add(token_id)
+    return pairs
+
+
 def _options(heading: str, **options: Any) -> list[Callable[[F], F]]:
     """Options under one heading; the keywords are their names as ``SamplingParams`` has them."""
     made = []
@@ -58,19 +90,19 @@ def sampling_options(function: F) -> F:
     draws = _options(
         "How tokens are drawn",
         temperature={
-            "type": click.FloatRange(min=0),
+            "type": _Finite(min=0),
             "default": 0.0,
             "show_default": True,
             "help": "0 takes the likeliest token; 1 draws as the model says; more draws more wildly.",
         },
         top_k={"type": click.IntRange(0, _MOST), "default": 0, "help": "Draw from the K likeliest tokens; 0: all."},
         top_p={
-            "type": click.FloatRange(0, 1, min_open=True),
+            "type": _Finite(0, 1, min_open=True),
             "default": 1.0,
             "help": "Draw from the likeliest of this mass; 1: all.",
         },
         min_p={
-            "type": click.FloatRange(0, 1),
+            "type": _Finite(0, 1),
             "default": 0.0,
             "help": "Draw from tokens that are at least so likely, as a share of the likeliest; 0: all.",
         },
@@ -79,22 +111,32 @@ def sampling_options(function: F) -> F:
     penalties = _options(
         "What is discouraged, or never comes",
         repetition_penalty={
-            "type": float,
+            "type": _Finite(0, min_open=True),
             "default": 1.0,
             "help": "Above 1 discourages what the prompt or the answer has already; 1: none.",
         },
         presence_penalty={
-            "type": click.FloatRange(-2, 2),
+            "type": _Finite(-2, 2),
             "default": 0.0,
             "help": "Taken off the score of each token that the answer has.",
         },
         frequency_penalty={
-            "type": click.FloatRange(-2, 2),
+            "type": _Finite(-2, 2),
             "default": 0.0,
             "help": "The same for each time that it came.",
         },
-        logit_bias={"type": _Bias(), "multiple": True, "help": "Add VALUE to the score of token ID. Repeatable."},
-        bad_words={"flag": "bad-word", "multiple": True, "help": "A word that never comes. Repeatable."},
+        logit_bias={
+            "type": _Bias(),
+            "multiple": True,
+            "callback": _biases,
+            "help": "Add VALUE to the score of token ID. Repeatable.",
+        },
+        bad_words={
+            "flag": "bad-word",
+            "type": _Text(),
+            "multiple": True,
+            "help": "A word that never comes. Repeatable.",
+        },
     )
     ends = _options(
         "Length and end",
@@ -105,7 +147,7 @@ def sampling_options(function: F) -> F:
             "help": "Most tokens of an answer.",
         },
         min_tokens={"type": click.IntRange(0, _MOST), "default": 0, "help": "Tokens before the answer may end."},
-        stop={"multiple": True, "help": "End the answer before this text. Repeatable."},
+        stop={"type": _Text(), "multiple": True, "help": "End the answer before this text. Repeatable."},
         ignore_eos={"is_flag": True, "help": "Go on past the model's own end, up to --max-tokens."},
         truncate_prompt_tokens={
             "flag": "truncate-prompt",
@@ -143,7 +185,7 @@ def request_options(function: F) -> F:
         priority={"type": int, "default": 0, "help": "Smaller goes first, where the scheduler looks at it."},
         tenant={"default": "", "help": "Whom it is for, where the scheduler shares fairly."},
         timeout={
-            "type": click.FloatRange(0, min_open=True),
+            "type": _Finite(0, min_open=True),
             "metavar": "SECONDS",
             "help": "End a request that takes longer, with an error.",
         },

@@ -69,6 +69,8 @@ def command(
         raise click.UsageError("give a prompt or --file, not both")
     asked = [one_prompt(prompt)] if file is None else read_prompts(file)
     params = sampling_params(**sampling)
+    if params.n > 1 and params.temperature == 0:
+        raise click.UsageError("with --temperature 0 all choices are equal: set it above 0, or --n to 1")
     options: RequestOptions = {"priority": priority, "tenant": tenant, "timeout": timeout}
     with engine(config, sets, trace) as llm:
         plain = _is_plain(llm, raw, system, asked)
@@ -124,7 +126,7 @@ def _one(
         else:
             print_text(answer)
         print_logprobs(answer, llm.decode)
-        complain(answer.error)
+        complain(answer)
     if stats:
         _print_stats([answer], time.monotonic() - begun, None if first is None else first - begun)
     return answer.error is None
@@ -158,7 +160,7 @@ def _many(
             print_text(answer)
             print_logprobs(answer, llm.decode)
             click.echo()
-            complain(answer.error)
+            complain(answer)
     if stats:
         _print_stats(answers, time.monotonic() - begun, None)
     return all(answer.error is None for answer in answers)

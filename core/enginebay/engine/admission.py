@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from pydantic import ValidationError
 
-from enginebay.engine.checks import check_sequence, check_unicode, is_finite, is_int, refuse, shown
+from enginebay.engine.checks import check_sequence, check_tokens, check_unicode, is_finite, is_int, refuse, shown
 from enginebay.engine.ledger import choice_id
 from enginebay.engine.limits import (
     MAX_BYTES_PER_TOKEN,
@@ -149,17 +149,7 @@ def _check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
     check_sequence("prompt", token_ids)
     if not token_ids:
         raise refuse("prompt", "the prompt is empty; it must have at least one token")
-    for position, token_id in enumerate(token_ids):
-        if not is_int(token_id):
-            raise refuse(
-                "prompt",
-                f"prompt token {position} is {shown(token_id)}: token ids are integers from 0 to {vocab_size - 1}",
-            )
-        if not 0 <= token_id < vocab_size:
-            raise refuse(
-                "prompt",
-                f"prompt token {position} is {shown(token_id)}, outside the model's vocabulary (0 to {vocab_size - 1})",
-            )
+    check_tokens("prompt", "prompt token", token_ids, vocab_size)
 
 
 def _check_rest(ask: Ask) -> None:

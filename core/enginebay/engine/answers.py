@@ -34,7 +34,8 @@ class Completion:
 
     ``prompt`` is the text that was given, or None for token ids; ``prompt_token_ids`` are those that the model saw.
     ``usage`` is that of all choices, the prompt counted once. ``prompt_logprobs`` has one entry per prompt token, of
-    which the first is None: nothing comes before it. None when they were not asked for.
+    which the first is None: nothing comes before it. None when they were not asked for, or when the request ended
+    before all of the prompt was computed.
     """
 
     request_id: str
@@ -80,14 +81,15 @@ def completion(ask: Ask, prompt: str | None, outputs: Sequence[RequestOutput]) -
     params = ask.params
     ordered = sorted(outputs, key=lambda output: output.choice)
     assert [output.choice for output in ordered] == list(range(params.n)), "an answer has all its choices"
-    told = ordered[0].prompt_logprobs
+    told = (None, *ordered[0].prompt_logprobs)
+    is_told = params.prompt_logprobs is not None and len(told) == len(ask.prompt_token_ids)
     return Completion(
         request_id=ask.request_id,
         prompt=prompt,
         prompt_token_ids=ask.prompt_token_ids,
         choices=tuple(_choice(output, params) for output in ordered),
         usage=_sum([output.usage or Usage() for output in ordered]),
-        prompt_logprobs=None if params.prompt_logprobs is None else (None, *told),
+        prompt_logprobs=told if is_told else None,
     )
 
 

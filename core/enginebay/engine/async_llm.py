@@ -172,6 +172,8 @@ class _Start:
 class AsyncStream(AsyncIterator[RequestOutput]):
     """The deltas of one request. A slow reader gets fewer and longer ones: at most one per choice is pending, no gap.
 
+    It has one reader at a time, and may be closed by any task, which ends the reader's loop.
+
     It keeps its engine from being forgotten.
     """
 
@@ -181,6 +183,7 @@ class AsyncStream(AsyncIterator[RequestOutput]):
         self._make = make
         self._request: Request | None = None
         self._sink: _AsyncSink | None = None
+        self._reading = False
         self._ended = False
         self._num_ended = 0
 
@@ -195,12 +198,19 @@ class AsyncStream(AsyncIterator[RequestOutput]):
     async def __anext__(self) -> RequestOutput:
         if self._ended:
             raise StopAsyncIteration
+        if self._reading:
+            raise RuntimeError("the stream is being read by another task already: it has one reader")
+        self._reading = True
         try:
             sink = self._sink or await self._begin()
             output = await sink.next(self._client)
         except BaseException:
             self._abort()
             raise
+        finally:
+            self._reading = False
+        if self._ended:  # closed meanwhile
+            raise StopAsyncIteration
         assert self._request is not None, "what was asked comes before its answer"
         self._num_ended += output.finish_reason is not None
         self._ended = self._num_ended == self._request.ask.params.n
@@ -216,6 +226,8 @@ class AsyncStream(AsyncIterator[RequestOutput]):
 
     async def _begin(self) -> _AsyncSink:
         request = self._request = await asyncio.to_thread(self._make)  # tokenizing a long text takes a while
+        if self._ended:  # closed meanwhile: nothing is sent
+            raise StopAsyncIteration
         sink = self._sink = _AsyncSink(asyncio.get_running_loop())
         self._client.add_request(request.ask, sink, operation=request.operation, validated=True)
         return sink
@@ -224,7 +236,7 @@ class AsyncStream(AsyncIterator[RequestOutput]):
         if not self._ended:
             self._ended = True
             if self._sink is not None and self._request is not None:
-                self._client.abort_quietly(self._request.ask.request_id)
+                self._client.abort_quietly(self._request.ask.request_id, self._sink)
 
 
 class _AsyncSink:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from enginebay.errors import InvalidRequest
 
-__all__ = ["at_least", "check_sequence", "check_unicode", "is_finite", "is_int", "is_text", "refuse", "shown"]
+__all__ = [
+    "at_least",
+    "check_sequence",
+    "check_tokens",
+    "check_unicode",
+    "is_finite",
+    "is_int",
+    "is_text",
+    "kind_of",
+    "refuse",
+    "shown",
+]
 
 _INT_BITS: Final = 63
 """Integers cross to the workers, and into traces, as signed numbers of 64 bits."""
@@ -22,6 +34,20 @@ def check_sequence(name: str, value: object) -> None:
     """Refuse what is no tuple; a list is one by now."""
     if type(value) is not tuple:
         raise refuse(name, f"{name} must be a tuple, not {type(value).__name__}")
+
+
+def check_tokens(param: str, noun: str, token_ids: Sequence[object], vocab_size: int) -> None:
+    """Refuse what is no token of the model, by its place: "prompt token 3", where ``noun`` is "prompt token"."""
+    for position, token_id in enumerate(token_ids):
+        if type(token_id) is not int:
+            raise refuse(
+                param, f"{noun} {position} is {shown(token_id)}: token ids are integers from 0 to {vocab_size - 1}"
+            )
+        if not 0 <= token_id < vocab_size:
+            raise refuse(
+                param,
+                f"{noun} {position} is {shown(token_id)}, outside the model's vocabulary (0 to {vocab_size - 1})",
+            )
 
 
 def check_unicode(name: str, value: str) -> None:
@@ -59,6 +85,11 @@ def is_text(value: object) -> bool:
 def is_finite(value: object) -> bool:
     """Whether it is a number: an integer is a float by now, unless no float can hold it."""
     return type(value) is float and math.isfinite(value)
+
+
+def kind_of(value: object) -> str:
+    """What a value is, in a message; a class that was brought instead of an instance is told as one."""
+    return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
 def shown(value: object) -> str:

@@ -46,7 +46,7 @@ class InProcessClient:
         self._step_timeout = step_timeout
         self._on_end = on_end
         self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
-        self._live: set[str] = set()
+        self._live: dict[str, _Tracked] = {}
         self._stop_deadline: float | None = None
         self._pid = os.getpid()
         self._thread_id: int | None = None
@@ -104,15 +104,15 @@ class InProcessClient:
                     "choose another, or abort that one",
                     param="request_id",
                 )
-            self._live.add(ask.request_id)
+            tracked = self._live[ask.request_id] = _Tracked(self, ask, sink)
         try:
-            self._loop.send(Add(ask=ask, sink=_Tracked(self, ask, sink), operation=operation))
+            self._loop.send(Add(ask=ask, sink=tracked, operation=operation))
         except EnginebayError:
-            self.forget(ask.request_id)
+            self._forget(tracked)
             raise
         except BaseException:  # interrupted: it may have been sent already, and its end then frees the id
             with contextlib.suppress(EnginebayError):
-                self._loop.send(Abort(request_id=ask.request_id))
+                self._loop.send(Abort(request_id=ask.request_id, sink=tracked))
             raise
 
     def abort(self, request_id: str) -> None:
@@ -123,15 +123,22 @@ class InProcessClient:
         check_id(request_id)
         self.check_alive()  # before any lock: in a forked child its owner may be a thread that is not there
         with self._lock:
-            known = request_id in self._live
-        if not known:
+            tracked = self._live.get(request_id)
+        if tracked is None:
             raise UnknownRequest(f"no unfinished request has the id {request_id!r}", param="request_id")
-        self._loop.send(Abort(request_id=request_id))
+        self._loop.send(Abort(request_id=request_id, sink=tracked))
 
-    def abort_quietly(self, request_id: str) -> None:
-        """The same for one that may have ended by now, in an engine that may have ended too."""
+    def abort_quietly(self, request_id: str, sink: Sink) -> None:
+        """End the request of this id whose outputs go to ``sink``, if there is one: another's is left alone.
+
+        It may have ended by now, or been refused, and the engine may have ended too.
+        """
         try:
-            self.abort(request_id)
+            self.check_alive()  # before any lock, as in ``abort``
+            with self._lock:
+                tracked = self._live.get(request_id)
+            if tracked is not None and tracked.sink is sink:
+                self._loop.send(Abort(request_id=request_id, sink=tracked))
         except EnginebayError:
             return
 
@@ -169,10 +176,11 @@ class InProcessClient:
         """Seconds of the engine's clock."""
         return self._core.runtime.clock.now()
 
-    def forget(self, request_id: str) -> None:
+    def _forget(self, tracked: _Tracked) -> None:
         """The request has ended; its id is free."""
         with self._lock:
-            self._live.discard(request_id)
+            if self._live.get(tracked.request_id) is tracked:
+                del self._live[tracked.request_id]
 
     def ask_to_stop(self) -> None:
         """Tell the engine to end itself when its step has ended, and wait for nothing: from any thread, at any time.
@@ -207,19 +215,19 @@ class _Tracked:
     """A sink that gives the id back to the client when all choices of the request have ended."""
 
     def __init__(self, client: InProcessClient, ask: Ask, sink: Sink) -> None:
-        self._client, self._request_id, self._sink = client, ask.request_id, sink
+        self._client, self.request_id, self.sink = client, ask.request_id, sink
         self._unfinished = ask.params.n
 
     def put(self, output: RequestOutput) -> None:
         if output.finish_reason is not None:
             self._unfinished -= 1
             if not self._unfinished:
-                self._client.forget(self._request_id)
-        self._sink.put(output)
+                self._client._forget(self)
+        self.sink.put(output)
 
     def fail(self, error: EnginebayError) -> None:
-        self._client.forget(self._request_id)
-        self._sink.fail(error)
+        self._client._forget(self)
+        self.sink.fail(error)
 
 
 class Collector:

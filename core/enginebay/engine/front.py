@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from enginebay import tracing
 from enginebay.config import EngineConfig, Resolved, load
 from enginebay.engine.admission import Ask
 from enginebay.engine.assembly import start_in
+from enginebay.engine.checks import check_tokens, kind_of
 from enginebay.engine.client import InProcessClient
 from enginebay.engine.options import check_known, for_each
 from enginebay.engine.plan import Plan, plan
@@ -131,6 +133,15 @@ class Front:
         """The model's own chat template, if it has one. Raises ``ModelError`` for a broken one."""
         return find_chat_template(self.plan)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones included. Raises ``InvalidRequest``."""
+        try:
+            ids = [operator.index(token_id) for token_id in token_ids]
+        except TypeError as error:
+            raise InvalidRequest(f"token_ids must be a list of token ids: {error}", param="token_ids") from None
+        check_tokens("token_ids", "token", ids, self.plan.model.vocab_size)
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
     def request(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> Request:
         """A checked request for a plain completion. ``options`` are ``RequestOptions``. Raises ``InvalidRequest``."""
         given: object = prompt
@@ -196,7 +207,7 @@ def each_request(
         raise InvalidRequest(f"prompts must be a list, not {type(prompts).__name__}", param="prompt")
     if not (params is None or isinstance(params, SamplingParams | list | tuple)):
         raise InvalidRequest(
-            f"sampling parameters must be SamplingParams, or a list of them, not {type(params).__name__}",
+            f"sampling parameters must be SamplingParams, or a list of them, not {kind_of(params)}",
             param="params",
         )
     if params is None or isinstance(params, SamplingParams):

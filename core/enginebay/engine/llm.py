@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,8 +84,8 @@ class LLM:
         return self._front.client.stats()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of these tokens, special ones included; of part of a character, U+FFFD."""
-        return self._open_front().tokenizer.decode(token_ids, skip_special_tokens=False)
+        """The text of tokens, special ones included; of part of a character, U+FFFD. Raises ``InvalidRequest``."""
+        return self._open_front().decode(token_ids)
 
     def generate(
         self,
@@ -156,6 +157,8 @@ class LLM:
         progress: bool,
         errors: Literal["raise", "return"],
     ) -> list[Completion]:
+        if errors not in ("raise", "return"):
+            raise InvalidRequest(f'errors is "raise" or "return", not {errors!r}', param="errors")
         refused: dict[int, InvalidRequest] | None = {} if errors == "return" else None
         requests = each_request(prompts, params, options, make, alone=alone, refused=refused)
         ended = self._finish([request for request in requests if request is not None], progress=progress)
@@ -188,7 +191,7 @@ class LLM:
             for request in requests:
                 request_id = request.ask.request_id
                 if request_id in ended and len(ended[request_id]) < request.ask.params.n:
-                    client.abort_quietly(request_id)
+                    client.abort_quietly(request_id, collector)
             raise
         return ended
 
@@ -206,6 +209,7 @@ class Stream(Iterator[RequestOutput]):
 
     Those of several choices come one after the other, each with its ``choice``; each ends with a ``finish_reason``.
 
+    It has one reader at a time, and may be closed from any thread, which ends the reader's loop.
     It keeps its engine from being forgotten, so ``LLM(…).stream(…)`` can be read to its end.
     """
 
@@ -216,7 +220,9 @@ class Stream(Iterator[RequestOutput]):
         self._collector = Collector()
         self._arrived: deque[RequestOutput] = deque()
         self._read: dict[int, PendingDelta] = {}
-        self._unfinished = request.ask.params.n
+        self._reading = threading.Lock()
+        self._num_ended = 0
+        self._ended = False
         client.add_request(request.ask, self._collector, operation=request.operation, validated=True)
 
     @property
@@ -228,18 +234,29 @@ class Stream(Iterator[RequestOutput]):
         return self
 
     def __next__(self) -> RequestOutput:
-        if not self._unfinished:
+        if self._ended:
             raise StopIteration
+        if not self._reading.acquire(blocking=False):
+            raise RuntimeError(f"the stream of request {self.request_id!r} is being read already: it has one reader")
+        try:
+            return self._next()
+        finally:
+            self._reading.release()
+
+    def _next(self) -> RequestOutput:
         try:
             if not self._arrived:
                 self._arrived.extend(self._collector.wait(self._client))
         except BaseException:
             self.close()
             raise
+        if self._ended:  # closed by another thread meanwhile
+            raise StopIteration
         output = self._arrived.popleft()
         self._read.setdefault(output.choice, PendingDelta()).add(output)
-        if output.finish_reason is not None:
-            self._unfinished -= 1
+        self._num_ended += output.finish_reason is not None
+        if self._num_ended == self._request.ask.params.n:
+            self._ended = True
         return output
 
     def completion(self) -> Completion:
@@ -261,14 +278,14 @@ class Stream(Iterator[RequestOutput]):
         self.close()
 
     def __del__(self) -> None:
-        if "_unfinished" in self.__dict__:
+        if "_ended" in self.__dict__:
             self.close()
 
     def close(self) -> None:
         """Abort the request, if it has not ended."""
-        if self._unfinished:
-            self._unfinished = 0
-            self._client.abort_quietly(self.request_id)
+        if not self._ended:
+            self._ended = True
+            self._client.abort_quietly(self.request_id, self._collector)
 
 
 @contextlib.contextmanager

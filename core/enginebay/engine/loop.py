@@ -56,9 +56,10 @@ class Add:
 
 @dataclass(frozen=True, kw_only=True)
 class Abort:
-    """End a request, if it has not ended."""
+    """End the request that was added with this sink, if it has not ended: its id may be another's by now."""
 
     request_id: str
+    sink: Sink
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +182,9 @@ class EngineLoop:
             case Add():
                 self._add(command)
             case Abort():
-                self._core.abort([command.request_id])
+                reader = self._readers.get(command.request_id)
+                if reader is not None and reader.sink is command.sink:
+                    self._core.abort([command.request_id])
             case ReadStats():
                 self._answer_stats(command)
             case Stop():

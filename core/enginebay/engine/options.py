@@ -58,6 +58,11 @@ def check_known(options: Mapping[str, Any]) -> None:
 def for_each(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """The options of each of ``count`` prompts; a list or tuple holds one for each."""
     check_known(options)
+    for name in options:
+        if name not in BatchOptions.__annotations__:
+            raise InvalidRequest(
+                f"{name} is for streams alone; an answer of generate or chat has its own, drawn for it", param=name
+            )
     every: list[dict[str, Any]] = [{} for _ in range(count)]
     for name, value in options.items():
         if isinstance(value, list | tuple) and len(value) != count:

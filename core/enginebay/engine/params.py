@@ -6,7 +6,17 @@ from typing import Final
 
 import msgspec
 
-from enginebay.engine.checks import at_least, check_sequence, check_unicode, is_finite, is_int, is_text, refuse, shown
+from enginebay.engine.checks import (
+    at_least,
+    check_sequence,
+    check_unicode,
+    is_finite,
+    is_int,
+    is_text,
+    kind_of,
+    refuse,
+    shown,
+)
 from enginebay.engine.limits import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
@@ -43,7 +53,7 @@ def plain_params(params: SamplingParams) -> SamplingParams:
 def check_params(params: SamplingParams, limits: AdmissionLimits) -> None:
     """Raise ``InvalidRequest`` with the field at fault."""
     if not isinstance(params, SamplingParams):
-        raise refuse("params", f"sampling parameters must be SamplingParams, not {type(params).__name__}")
+        raise refuse("params", f"sampling parameters must be SamplingParams, not {kind_of(params)}")
     _check_lengths(params)
     _check_draws(params)
     _check_penalties(params, limits)

@@ -14,9 +14,13 @@ import click
 import pytest
 
 from enginebay.cli import group, main
-from enginebay.cli._answers import print_json, print_logprobs
+from enginebay.cli._answers import complain, print_json, print_logprobs
 from enginebay.cli._sampling import sampling_params
 from enginebay.engine import Choice, Completion
+from enginebay.engine.front import Front
+from enginebay.engine.limits import MAX_CHOICES, MAX_LOGPROBS, AdmissionLimits
+from enginebay.engine.params import check_params
+from enginebay.errors import InvalidRequest
 from enginebay.messages import FinishReason, SamplingParams, TokenLogprob, Usage
 from support.fake_engines import Installed
 
@@ -96,11 +100,62 @@ def test_several_answers_are_numbered(generate: Run) -> None:
     got = json.loads(out)
     assert (code, got["text"], [one["text"] for one in got["choices"]]) == (0, "no 0", ["no 0", "no 1"])
     assert got["usage"]["completion_tokens"] == 10
-    code, out, err = generate("hi", "--n", "2")
-    assert (code, out) == (1, "")
-    assert err == (
-        "enginebay: n is 2 with temperature 0, where all choices are equal: set temperature above 0, or n to 1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--n", "2"], "with --temperature 0 all choices are equal: set it above 0, or --n to 1"),
+        (["--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a finite number"),
+        (["--timeout", "inf"], "Invalid value for '--timeout': 'inf' is not a finite number"),
+        (["--temperature", "nan"], "Invalid value for '--temperature': 'nan' is not a finite number"),
+        (["--repetition-penalty", "nan"], "Invalid value for '--repetition-penalty': 'nan' is not a finite number"),
+        (["--stop", ""], "Invalid value for '--stop': it must not be empty"),
+        (["--bad-word", ""], "Invalid value for '--bad-word': it must not be empty"),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], "Invalid value for '--logit-bias': token 5 is given twice"),
+    ],
+)
+def test_what_no_engine_takes_is_refused_before_one_is_started(
+    generate: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(Front, "open", lambda *arguments, **options: pytest.fail("it was started"))
+    code, out, err = generate("hi", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_the_bounds_are_those_of_the_engine() -> None:
+    command = group.get_command(click.Context(group), "generate")
+    assert command is not None
+    ranges = {
+        option.name: (option.type.min, option.type.max)
+        for option in command.params
+        if isinstance(option.type, click.IntRange | click.FloatRange)
+    }
+    assert ranges["n"] == (1, MAX_CHOICES)
+    assert ranges["logprobs"] == ranges["prompt_logprobs"] == (0, MAX_LOGPROBS)
+    limits = AdmissionLimits(
+        vocab_size=9, runner="r", features=frozenset({"penalties"}), check_fits=lambda prompt, answer: None
     )
+    for name in ("presence_penalty", "frequency_penalty"):
+        for bound in ranges[name]:
+            assert bound is not None
+            check_params(SamplingParams(**{name: float(bound)}), limits)
+            with pytest.raises(InvalidRequest, match=name):
+                check_params(SamplingParams(**{name: bound * 1.001}), limits)
+
+
+def test_the_choice_that_failed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    good = Choice(index=0, text="a", token_ids=(97,), finish_reason=FinishReason.STOP)
+    bad = Choice(index=1, text="", token_ids=(), finish_reason=FinishReason.ERROR, error="logits are NaN")
+    answer = Completion(request_id="r", prompt="p", prompt_token_ids=(1,), choices=(good, bad), usage=Usage())
+    print_json("p", answer, str)
+    complain(answer)
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert [choice.get("error") for choice in told["choices"]] == [None, "logits are NaN"]
+    assert told["error"] == "logits are NaN"
+    assert err == "enginebay: choice 1 failed: logits are NaN\n"
 
 
 def test_log_probabilities_are_a_table(generate: Run) -> None:

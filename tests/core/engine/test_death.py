@@ -142,7 +142,7 @@ def test_clients_of_the_loop_are_told_with_the_class(method: str, monkeypatch: p
     scheduler.fails = method
     loop.send(ReadStats())
     loop.turn()
-    loop.send(Abort(request_id="a"))
+    loop.send(Abort(request_id="a", sink=sink))
     for _ in range(3):
         if not sink.errors and engine.core.death() is None:
             loop.turn()

@@ -13,6 +13,7 @@ import pytest
 
 from enginebay import LLM, AsyncLLM, Choice, Completion, SamplingParams
 from enginebay.engine.admission import AdmissionLimits, Ask, validate
+from enginebay.engine.answers import completion
 from enginebay.engine.front import Front
 from enginebay.errors import DuplicateRequest, InvalidRequest, RequestTooLong, UnknownRequest
 from enginebay.interfaces import Options
@@ -60,6 +61,67 @@ def test_a_choice_that_failed_is_told() -> None:
     good = Choice(index=0, text="a", token_ids=(97,), finish_reason=FinishReason.STOP)
     both = Completion(request_id="r", prompt="p", prompt_token_ids=(1,), choices=(good, bad), usage=Usage())
     assert (both.error, both.text) == ("logits are NaN", "a")
+
+
+def test_prompt_log_probabilities_are_whole_or_none(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=3, prompt_logprobs=1)
+    for prompt, options in (("fault", {}), ("late", {"timeout": 1e-6})):
+        (answer,) = llm.generate(prompt, params, **options)  # type: ignore[arg-type]  # mypy sees no option's type
+        assert answer.error is not None
+        assert answer.prompt_logprobs is None
+
+
+def test_what_is_no_way_to_tell_errors(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match='errors is "raise" or "return", not \'bogus\''):
+        llm.generate("a", FEW, errors="bogus")  # type: ignore[arg-type]  # a slip
+
+
+def test_parameters_that_are_a_class(llm: LLM) -> None:
+    said = "not the class SamplingParams itself"
+    wrong: Any = SamplingParams
+    for call in (
+        lambda: llm.generate("a", wrong),
+        lambda: llm.generate(["a"], [wrong]),
+        lambda: llm.stream("a", wrong),
+        lambda: llm.stream([1], wrong),
+        lambda: llm.chat([{"role": "user", "content": "a"}], wrong),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "message"),
+    [
+        ([104, 99999], "token 1 is 99999, outside the model's vocabulary (0 to "),
+        ([-1], "token 0 is -1, outside the model's vocabulary (0 to "),
+        ([2**70], f"token 0 is {2**70}, outside the model's vocabulary (0 to "),
+        ("ab", "token_ids must be a list of token ids: 'str' object cannot be interpreted as an integer"),
+        ([1.5], "token_ids must be a list of token ids: 'float' object cannot be interpreted as an integer"),
+        (3, "token_ids must be a list of token ids: 'int' object is not iterable"),
+    ],
+)
+def test_what_is_no_token_is_not_decoded(llm: LLM, token_ids: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        llm.decode(token_ids)
+    assert caught.value.param == "token_ids"
+    assert str(caught.value).startswith(message)
+    assert (llm.decode([104, 105]), llm.decode([])) == ("hi", "")
+
+
+def test_choices_stand_in_their_order_whichever_ended_first() -> None:
+    ask = Ask(request_id="r", prompt_token_ids=(1,), params=HOT)
+    used = Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=3, recomputed_tokens=4, preemptions=5)
+    stop = FinishReason.STOP
+    ended = [
+        RequestOutput(request_id="r", offset=0, choice=choice, text=f"no {choice}", finish_reason=stop, usage=used)
+        for choice in (2, 0, 1)
+    ]
+    answer = completion(ask, "p", ended)
+    assert [choice.text for choice in answer.choices] == ["no 0", "no 1", "no 2"]
+    assert answer.usage == Usage(
+        prompt_tokens=3, completion_tokens=6, cached_tokens=9, recomputed_tokens=12, preemptions=15
+    )
 
 
 def test_a_stream_of_choices_says_of_which_each_delta_is(llm: LLM) -> None:

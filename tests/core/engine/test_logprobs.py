@@ -163,6 +163,10 @@ def told(output: ModelRunnerOutput, **fields: Any) -> dict[str, Any]:
             "was to send the prompt's log-probabilities of positions 1 to 5, and sent 4 from 2 on",
         ),
         (
+            lambda o: {"prompt_logprobs": {"a": PromptLogprobs(start=0, entries=o.prompt_logprobs["a"].entries)}},
+            "was to send the prompt's log-probabilities of positions 1 to 5, and sent 5 from 0 on",
+        ),
+        (
             lambda o: {"prompt_logprobs": {"a": PromptLogprobs(start=1, entries=o.prompt_logprobs["a"].entries[::-1])}},
             "sent the log-probability of token 116 in place of token 114",
         ),

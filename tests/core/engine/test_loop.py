@@ -37,13 +37,28 @@ def test_a_command_without_a_ring_is_handled() -> None:
     loop._inbox.append(add("a", sink))  # the sender was interrupted before it rang
     for _ in range(3):
         loop.turn()
-    loop._inbox.append(Abort(request_id="gone"))
+    loop._inbox.append(Abort(request_id="gone", sink=sink))
     loop.send(add("b", sink))
     for _ in range(3):
         loop.turn()
     assert [output.request_id for output in sink.outputs if output.finish_reason is not None] == ["a", "b"]
     assert not sink.errors
     assert time.monotonic() - begun < 4
+
+
+def test_an_abort_ends_the_request_of_its_sink_alone() -> None:
+    loop, old, new = EngineLoop(FakeEngine().core), Sink(), Sink()
+    loop.send(add("a", old))
+    for _ in range(3):
+        loop.turn()
+    assert old.outputs[-1].finish_reason is FinishReason.LENGTH
+    loop.send(add("a", new))
+    loop.send(Abort(request_id="a", sink=old))  # sent late: the id is another's by now
+    loop.turn()
+    assert [output.finish_reason for output in new.outputs] == [None]
+    loop.send(Abort(request_id="a", sink=new))
+    loop.turn()
+    assert new.outputs[-1].finish_reason is FinishReason.ABORT
 
 
 def test_rings_without_a_command_do_nothing() -> None:

@@ -418,11 +418,17 @@ def test_auto_with_nothing_that_fits_lists_every_reason(site: FakeSite) -> None:
     site.runner("a", "", "supports=lambda model: 'too small'")
     site.runner("b", "", "supports=lambda model: 1 / 0")
     site.runner("c", "", "supports=lambda model: True")
+    site.runner("d", "", r"supports=lambda model: 'too\nlarge\x1b[31m. '")
+    site.runner("e", "", r"supports=lambda model: {}['a\nb']")
+    site.runner("f", "", "supports=lambda model: int('a\\nb')")
     assert refused(site) == (
         "no installed runner runs the model tiny:\n"
         "  a: too small\n"
         "  b: runner 'b' is broken: supports() raised ZeroDivisionError: division by zero\n"
-        "  c: runner 'c' is broken: supports() returned True, and must return None for yes or the reason for no"
+        "  c: runner 'c' is broken: supports() returned True, and must return None for yes or the reason for no\n"
+        "  d: too large?[31m\n"
+        "  e: runner 'e' is broken: supports() raised KeyError: 'a\\nb'\n"
+        "  f: runner 'f' is broken: supports() raised ValueError: invalid literal for int() with base 10: 'a\\nb'"
     )
 
 

@@ -11,7 +11,7 @@ from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
 from enginebay.errors import EngineDead
 from enginebay.messages import EngineRequest, FinishReason, RequestSummary, SamplingParams
 from support.clock import FakeClock
-from support.fake_engine import Bytes, FakeEngine
+from support.fake_engine import FEATURES, Bytes, FakeEngine
 
 
 class Fails(Exception):
@@ -137,3 +137,14 @@ def test_a_row_whose_end_fails_keeps_no_worker_from_its_own() -> None:
     engine.add("a", max_tokens=9)
     engine.core.stop()
     assert (engine.executor.stopped, engine.hooks.stopped) == (1, 1)
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(2, "\ufffd"), (1, ""), (0, "")])
+def test_a_stop_string_that_an_abort_completes_counts_from_min_tokens_on(min_tokens: int, text: str) -> None:  # S8
+    engine = FakeEngine(features=FEATURES)
+    engine.add("a", "say:é", min_tokens=min_tokens, stop=("\ufffd",))
+    engine.step()  # half a character, which the end makes U+FFFD
+    engine.core.abort(["a"])
+    engine.run()
+    assert (engine.tokens["a"], engine.texts["a"]) == ([0xC3], text)
+    assert engine.last["a"].finish_reason is FinishReason.ABORT
