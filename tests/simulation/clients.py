@@ -57,6 +57,7 @@ class Clients:
         self._ready: list[_Stream] = []
         self.num_requests = 0
         self.num_cancelled = 0
+        """Deltas that found an earlier one not read yet: a reader was slow."""
 
     def ask(self, request_id: str, want: Want) -> None:
         """A request comes."""
@@ -106,6 +107,8 @@ class Clients:
                 raise Violation(f"{output.request_id} gets an output after its end")
             if stream.aborted and (output.token_ids or output.finish_reason is not FinishReason.ABORT):
                 raise Violation(f"{output.request_id} was aborted, and gets {output}")
+            if output.offset != stream.num_sent:
+                raise Violation(f"{output.request_id}: offset {output.offset} after {stream.num_sent} tokens")
             if output.error == "deadline" and now < stream.deadline:
                 raise Violation(f"{output.request_id} ends at {now} by its deadline, which is {stream.deadline}")
             if not stream.pending:

@@ -16,8 +16,8 @@ class SimFuture(Future[T]):
     """A future for one thread: the real one's locks are a fifth of a schedule's time, and here nobody contends."""
 
     def __init__(self) -> None:
-        self._value: list[T] = []
-        self._callbacks: list[Callable[[Future[T]], object]] = []
+        self._value: tuple[T, ...] = ()
+        self._callbacks: tuple[Callable[[Future[T]], object], ...] = ()
 
     def done(self) -> bool:
         return bool(self._value)
@@ -25,7 +25,7 @@ class SimFuture(Future[T]):
     def set_result(self, result: T) -> None:
         if self._value:
             raise InvalidStateError("it is done")
-        self._value.append(result)
+        self._value = (result,)
         for callback in self._callbacks:
             callback(self)
 
@@ -39,7 +39,7 @@ class SimFuture(Future[T]):
         if self._value:
             fn(self)
         else:
-            self._callbacks.append(fn)
+            self._callbacks = (*self._callbacks, fn)
 
 
 class SimClock(Clock):
@@ -69,8 +69,9 @@ class SimClock(Clock):
 
     def wait_future(self, future: Future[T], deadline: float | None) -> T:
         assert deadline is not None, "a wait without a deadline"
-        while not future.done():
-            if not self.turn(deadline):
+        done, turn = future.done, self.turn
+        while not done():
+            if not turn(deadline):
                 self.time = max(self.time, deadline)
                 raise TimeoutError
         return future.result()

@@ -1,4 +1,21 @@
-"""What holds after each event, whatever the faults: of blocks and their owners, of bounds, of streams and ledger."""
+"""What holds after each event, whatever the faults: of blocks and their owners, of bounds, of streams and ledger.
+
+Events happen only while the core waits or sleeps. So all that the core holds is looked at on both sides of that: as it
+sends a step, which is the last thing before it waits, and after each turn, with its commit or void. It cannot change
+in between: scheduler, KV cache and ledger are touched by the core's own calls alone. When each is looked at:
+
+- blocks, their counts and their holders: at each send and after each turn (``Blocks``); against writes on their way, at
+  each send when several steps may be in flight (``writes_of``); who wrote what stands in a block, at each write and
+  read of the worker;
+- bounds of a step, its generation, and how many are in flight: at each send;
+- gapless offsets, nothing after an end, and only an end after a cancel: at each delta, as it leaves the core;
+- what is streamed is what is committed, no deadline is overlooked, the dead leave nothing: after each turn;
+- the tokens, texts and log-probabilities: at each read of a client, and whole at the end;
+- one live worker and one generation on the device: at each start of a worker, and at each call that reaches it;
+- a deadline for every wait: at each wait;
+- nothing is held when nothing is left to do: whenever the core has no work;
+- liveness: after each turn, by the fake clock.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +23,71 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.engine.core import EngineCore
+from enginebay.kvcache._manager import KVSequence
 from enginebay.messages import SchedulerOutput
 from enginebay.scheduling import MechanicsScheduler
-from enginebay.scheduling._record import Status
 from simulation.plan import Plan
 from simulation.workers import Violation
 
-__all__ = ["Writes", "check_blocks", "check_quiet", "check_refill", "check_requests", "check_schedule", "writes_of"]
+__all__ = ["Blocks", "Writes", "check_quiet", "check_refill", "check_requests", "check_schedule", "writes_of"]
 
 Writes = dict[int, Any]
 """Block → the scheduler's record of the request that a step in flight writes there."""
 
 
-def check_blocks(scheduler: MechanicsScheduler[Any]) -> None:
-    """Each block is counted once for each live holder; two hold one only while it holds the same beginning of both."""
-    state = scheduler._state
-    kv = state.kv
-    records = list(state.requests.values())
-    if state.in_flight:  # those that ended keep their blocks until the last step that may write them is done
-        ended = [row[0] for rows in state.in_flight.values() for row in rows if row[0].status is Status.FINISHED]
-        records += dict.fromkeys(ended)
-    held = [block for record in records for block in record.sequence.blocks]
-    refs = kv.pool._refs
-    holders = set(held)
-    if sum(refs) != len(held) or (held and min(map(refs.__getitem__, held)) < 1):
-        raise Violation(f"blocks are held as {sorted(held)}, and counted as {refs}")
-    if kv.num_free_blocks != kv.num_blocks - len(holders):
-        raise Violation(f"{len(holders)} of {kv.num_blocks} blocks are held, and {kv.num_free_blocks} are free")
-    if len(holders) != len(held):
-        _check_shared(records, refs, kv.block_size)
-    for record in state.requests.values():
-        if record.placeholders < 0 or record.in_flight < 0:
-            raise Violation(f"{record.request_id} has {record.placeholders} placeholders, {record.in_flight} steps")
+class Blocks:
+    """Each block is counted once for each holder; two hold one only while it holds the same beginning of both.
+
+    Holders are the requests that live, and those that ended under a step in flight, which may still write. Who holds
+    what just as at the last look is not compared again: tokens are never changed, only added.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[list[int]] = []
+        self._refs: list[int] = []
+        self._num_free = -1
+
+    def check(self, scheduler: MechanicsScheduler[Any]) -> None:
+        """Look at all that is held."""
+        state = scheduler._state
+        kv = state.kv
+        refs, num_free = kv.pool._refs, kv.num_free_blocks
+        if not state.in_flight and kv._open.keys() != state.requests.keys():
+            raise Violation(f"{list(kv._open)} may hold blocks, and {list(state.requests)} live")
+        blocks = [sequence.blocks for sequence in kv._open.values()]
+        if blocks != self._blocks or refs != self._refs or num_free != self._num_free:
+            self._blocks, self._refs, self._num_free = [list(held) for held in blocks], list(refs), num_free
+            if num_free != refs.count(0):
+                raise Violation(f"{refs.count(0)} of {kv.num_blocks} blocks are held by nobody, {num_free} are free")
+            _check_holders(list(kv._open.values()), refs, kv.block_size)
 
 
-def _check_shared(records: list[Any], refs: list[int], size: int) -> None:
-    first: dict[int, Any] = {}
-    counts: dict[int, int] = {}
-    for record in records:
-        sequence = record.sequence
+def _check_holders(holders: list[KVSequence], refs: list[int], size: int) -> None:
+    held = [0] * len(refs)
+    for sequence in holders:
+        for block in sequence.blocks:
+            held[block] += 1
+    if held != refs:
+        wrong = {block: pair for block, pair in enumerate(zip(held, refs, strict=True)) if pair[0] != pair[1]}
+        raise Violation(f"blocks are (held, counted) {wrong}")
+    if max(held) < 2:
+        return
+    first: dict[int, KVSequence] = {}
+    for sequence in holders:
         for index, block in enumerate(sequence.blocks):
-            other = first.setdefault(block, sequence)
-            if other is sequence:
-                counts[block] = counts.get(block, 0) + 1
+            if held[block] < 2:
                 continue
-            counts[block] += 1
-            end = (index + 1) * size
-            if (
-                other.root != sequence.root
-                or other.blocks[index] != block
-                or min(sequence.num_tokens, other.num_tokens) < end
-                or list(sequence.tokens(0, end)) != list(other.tokens(0, end))
+            other, end = first.setdefault(block, sequence), (index + 1) * size
+            if sequence.blocks.index(block) != index or (
+                other is not sequence
+                and (
+                    other.root != sequence.root
+                    or other.blocks[index] != block
+                    or min(sequence.num_tokens, other.num_tokens) < end
+                    or list(sequence.tokens(0, end)) != list(other.tokens(0, end))
+                )
             ):
                 raise Violation(f"block {block} belongs to {sequence.request_id} and to {other.request_id}")
-    wrong = {block: (count, refs[block]) for block, count in counts.items() if refs[block] != count}
-    if wrong:
-        raise Violation(f"blocks that are shared are (held, counted) {wrong}")
 
 
 def check_refill(scheduler: MechanicsScheduler[Any]) -> None:
@@ -122,7 +148,6 @@ def check_requests(core: EngineCore, streams: Mapping[tuple[str, int], Any], beg
 
 def check_quiet(core: EngineCore, scheduler: MechanicsScheduler[Any]) -> None:
     """When nothing is left to do: no block is held, no row lives, and no map keeps a dead one."""
-    check_blocks(scheduler)
     kv = scheduler._state.kv
     if kv.num_free_blocks != kv.num_blocks:
         raise Violation(f"{kv.num_blocks - kv.num_free_blocks} blocks are held by nobody")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -175,9 +175,9 @@ class SimExecutor(Executor[NoOptions]):
         self.stopped = True
 
     @property
-    def in_flight(self) -> list[Pending]:
+    def pending(self) -> Iterable[Pending]:
         """The calls that have no answer yet, oldest first."""
-        return list(self._pending.values())
+        return self._pending.values()
 
     def submit(self, envelope: Envelope) -> Future[Replies]:
         self._tick()

@@ -97,12 +97,12 @@ def make_plan(seed: int) -> Plan:
     def below(most: int) -> int:
         return int(uniform() * most)
 
-    block_size = 2 + below(4)
+    block_size = 2 + below(5)
     documents = [tuple([below(VOCAB) for _ in range(12)]) for _ in range(2)]
-    longest = 20 if uniform() < 0.1 else 9
-    spread = 0.0 if uniform() < 0.4 else 2.0
+    longest = 20 if uniform() < 0.2 else 9
+    spread = 0.0 if uniform() < 0.7 else 2.0
     wants = []
-    for _ in range(3 + below(5)):
+    for _ in range((3, 5, 6, 6, 7, 7)[below(6)]):
         prompt = documents[below(2)][: below(13)] + tuple([below(VOCAB) for _ in range(1 + below(3))])
         fancy: dict[str, Any] = {}
         chance = uniform()
@@ -116,9 +116,9 @@ def make_plan(seed: int) -> Plan:
             fancy["salt"] = "s"
         elif chance < 0.45:
             fancy["timeout"] = 1.0 + 20.0 * uniform()
-        elif chance < 0.54:
+        elif chance < 0.55:
             fancy["cancel"] = 1 + below(30)
-        elif chance < 0.58:
+        elif chance < 0.59:
             fancy["n"] = 2 + below(2)
         elif chance < 0.64:
             fancy["logprobs"] = True
@@ -133,13 +133,13 @@ def make_plan(seed: int) -> Plan:
             Want(
                 at=1.0 + spread * max(0.0, uniform() - 0.5),
                 prompt=prompt,
-                max_tokens=1 + below(longest) if uniform() < 0.2 else 6 + below(3),
+                max_tokens=1 + below(longest) if uniform() < 0.08 else 5 + below(3),
                 priority=below(3),
                 **fancy,
             )
         )
     faults = []
-    for _ in range((1, 1, 1, 1, 2, 2, 2, 2, 3, 5)[below(10)]):
+    for _ in range((1, 1, 1, 2, 2, 2, 2, 2, 3, 3)[below(10)]):
         kind = CALL_FAULTS[below(len(CALL_FAULTS))]
         if uniform() < 0.25:
             seen = 12.5 if uniform() < 0.2 else uniform()  # after the step's deadline, which is 10
@@ -147,7 +147,7 @@ def make_plan(seed: int) -> Plan:
             continue
         delay = 12.0 if uniform() < 0.2 else 3.0 * uniform()  # the step's deadline is 10
         faults.append(Fault(kind=kind, at=below(8), delay=delay))
-    depth = (1, 1, 1, 2, 2, 3)[below(6)]
+    depth = (1, 1, 1, 1, 1, 2, 2, 3)[below(8)]
     need = max(len(want.prompt) + want.max_tokens for want in wants)
     fewest = -(-need // block_size)
     return Plan(
@@ -156,12 +156,12 @@ def make_plan(seed: int) -> Plan:
         faults=faults,
         policy=("fcfs", "fcfs", "priority", "choosy")[below(4)],
         depth=depth,
-        num_blocks=fewest + (below(12) if uniform() < 0.3 else 60),
+        num_blocks=fewest + (below(12) if uniform() < 0.15 else 60),
         block_size=block_size,
-        max_num_seqs=2 + below(5) if uniform() < 0.12 else 10,
-        max_num_batched_tokens=(10 + below(30)) if uniform() < 0.3 else 200,
+        max_num_seqs=2 + below(5) if uniform() < 0.06 else 10,
+        max_num_batched_tokens=(10 + below(30)) if uniform() < 0.16 else 200,
         chunked=True,
-        two_phases=depth == 1 and uniform() < 0.1,  # what was computed is drawn before the next step is sent
-        codec=uniform() < 0.125,
-        reader=1 if uniform() < 0.5 else 1 + below(6),
+        two_phases=depth == 1 and uniform() < 0.04,  # what was computed is drawn before the next step is sent
+        codec=uniform() < 0.06,
+        reader=1 if uniform() < 0.4 else 2 + below(5),
     )

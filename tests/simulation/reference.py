@@ -20,6 +20,7 @@ __all__ = [
     "draw_key",
     "drawn_token",
     "logprob_of",
+    "next_word",
     "next_words",
     "root_word",
     "text_of",
@@ -34,22 +35,27 @@ def root_word(salt: str) -> int:
     return int.from_bytes(salt.encode(), "little") * 2654435761 & _MASK
 
 
+def next_word(before: int, token_id: int) -> int:
+    """The word that a token leaves after the word ``before``."""
+    return (before * 747796405 + token_id * 2891336453 + 277803737 ^ before >> 17) & _MASK
+
+
 def next_words(before: int, token_ids: Sequence[int]) -> list[int]:
-    """The words that tokens leave after the word ``before``."""
+    """The words that several tokens leave, one after the other."""
     words = []
     for token_id in token_ids:
-        before = (before * 747796405 + token_id * 2891336453 + 277803737 ^ before >> 17) & _MASK
+        before = (before * 747796405 + token_id * 2891336453 + 277803737 ^ before >> 17) & _MASK  # one call for all
         words.append(before)
     return words
 
 
-def draw_key(temperature: float, seed: int, choice: int, position: int) -> int:
+def draw_key(seed: int, choice: int, position: int) -> int:
     """What keys the draw of the token at ``position``: nothing of the batch, the step or the generation."""
-    return (seed * 40503 + choice * 69069 + position) * 2246822519 & _MASK if temperature > 0 else 0
+    return (seed * 40503 + choice * 69069 + position) * 2246822519 & _MASK
 
 
 def drawn_token(total: int, key: int, masked: Collection[int] = ()) -> int:
-    """The token after words of this sum; never one that is masked."""
+    """The token after words of this sum; never one that is masked. The key is 0 when the draw is greedy."""
     token = ((((total & _MASK) ^ key) * 3266489917 & _MASK) >> 21) % VOCAB
     while token in masked:
         token = (token + 1) % VOCAB
@@ -94,7 +100,8 @@ def answer(want: Want, seed: int, choice: int) -> Answer:
     finish = ""
     while not finish:
         masked = ends if len(tokens) < want.min_tokens else _NOTHING
-        token = drawn_token(total, draw_key(want.temperature, seed, choice, len(prompt) + len(tokens)), masked)
+        key = draw_key(seed, choice, len(prompt) + len(tokens)) if want.temperature else 0
+        token = drawn_token(total, key, masked)
         tokens.append(token)
         if want.logprobs:
             logprobs.append(logprob_of(total))
@@ -107,6 +114,6 @@ def answer(want: Want, seed: int, choice: int) -> Answer:
                 text, finish = text[: -len(one)], "stop"
         if not finish and (len(tokens) >= want.max_tokens or len(prompt) + len(tokens) >= MAX_MODEL_LEN):
             finish = "length"
-        (word,) = next_words(word, (token,))
+        word = next_word(word, token)
         total += word
     return Answer(tuple(tokens), text, finish, tuple(logprobs), told)

@@ -21,7 +21,7 @@ from simulation.world import Outcome, run_plan
 __all__ = ["Totals", "quiet", "replay_command", "run_seeds", "small_plan", "start_child", "totals_of_child"]
 
 _TESTS = Path(__file__).resolve().parent.parent
-_SWEEP = 500
+_SWEEP = 50
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -73,13 +73,18 @@ class Totals(msgspec.Struct, kw_only=True):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Around many runs: no logging, and garbage is swept between runs instead of during them."""
+    """Around many runs: no logging, and garbage is swept between runs instead of during them.
+
+    What was there before is frozen meanwhile, so that a sweep looks at the runs' garbage alone.
+    """
     disabled, enabled = logging.root.manager.disable, gc.isenabled()
     logging.disable(logging.CRITICAL)
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         logging.disable(disabled)
         if enabled:
             gc.enable()

@@ -27,6 +27,7 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
 KEPT = msgspec.json.decode((Path(__file__).parent / "seeds.json").read_bytes(), type=list[Kept])
 
 
+@pytest.mark.timeout(900)  # twice 20,000 schedules: a minute on two idle cores, many on a busy machine
 def test_no_fault_schedule_loses_or_doubles_a_token_and_each_runs_twice_alike() -> None:  # R7, R10, R11, S9, S13, S14
     children = [start_child(0, SEEDS, hash_seed=hash_seed) for hash_seed in (1, 2)]
     first, again = (totals_of_child(child) for child in children)

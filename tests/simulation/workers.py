@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from enginebay.messages import ModelRunnerOutput, PromptLogprobs, SchedulerOutput, TokenLogprob
 from enginebay.worker import RequestTable
 from enginebay.worker.table import Row, ScheduledRow
@@ -33,7 +31,7 @@ class FakeWorker:
         self.generation = -1
         self._size = block_size
         self._table = RequestTable()
-        self._slots: dict[int, list[int | None]] = {}
+        self._slots: dict[int, list[int]] = {}
         self._owner: dict[int, str] = {}
         self._owned: dict[str, list[int]] = {}
         self._salts: dict[str, str] = {}
@@ -74,22 +72,24 @@ class FakeWorker:
 
     def _write(self, one: ScheduledRow) -> None:
         row, size, slots = one.row, self._size, self._slots
-        blocks, start = row.block_ids[0], row.num_computed_tokens
+        request_id, blocks, start = row.request_id, row.block_ids[0], row.num_computed_tokens
+        index, slot = divmod(start, size)
         if start:
-            before = slots.get(blocks[(start - 1) // size])
-            last = None if before is None else before[(start - 1) % size]
-            if last is None:
-                raise Violation(f"{row.request_id} goes on after position {start - 1}, which nobody wrote")
-            word = last
+            before = slots.get(blocks[index if slot else index - 1], ())
+            at = (slot or size) - 1
+            if at >= len(before):
+                raise Violation(f"{request_id} goes on after position {start - 1}, which nobody wrote")
+            word = before[at]
         else:
-            word = root_word(self._salts[row.request_id])
-        owner, request_id = self._owner, row.request_id
+            word = root_word(self._salts[request_id])
         words = next_words(word, row.token_ids[start : start + one.num_tokens])
-        for position, word in enumerate(words, start):
-            block, slot = blocks[position // size], position % size
-            if slot == 0 or owner.get(block) != request_id:
+        while words:
+            block = blocks[index]
+            if not slot or self._owner.get(block) != request_id:
                 self._claim(request_id, block, slot)
-            slots[block][slot] = word
+            here, words = words[: size - slot], words[size - slot :]
+            slots[block][slot : slot + len(here)] = here
+            index, slot = index + 1, 0
 
     def _claim(self, request_id: str, block: int, slot: int) -> None:
         owner = self._owner.get(block)
@@ -100,27 +100,27 @@ class FakeWorker:
         if owner is None:
             self._owner[block] = request_id
             self._owned.setdefault(request_id, []).append(block)
-        self._slots[block] = [None] * self._size
+        self._slots[block] = []
 
     def _draw(self, row: Row, total: int) -> int:
         params, known = row.params, len(row.token_ids)
         masked: tuple[int, ...] = ()
+        key = draw_key(row.seed, row.choice, known) if params.temperature else 0
         if known - row.num_prompt_tokens < params.min_tokens:
             masked = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, EOS)
-        return drawn_token(total, draw_key(params.temperature, row.seed, row.choice, known), masked)
+        return drawn_token(total, key, masked)
 
     def _total(self, row: Row, known: int) -> int:
         """The sum of the words at positions 0 to ``known``, read through the request's blocks, whoever wrote them."""
-        slots: dict[int, Any] = self._slots  # that a None is in the sum is the finding
-        blocks = row.block_ids[0]
-        whole, rest = divmod(known, self._size)
-        try:
-            total: int = sum([sum(slots[block]) for block in blocks[:whole]])
-            if rest:
-                total += sum(slots[blocks[whole]][:rest])
-        except (TypeError, KeyError):
-            raise Violation(f"{row.request_id} reads a position before {known} that nobody wrote") from None
-        return total
+        slots = self._slots
+        words: list[int] = []
+        for block in row.block_ids[0][: -(-known // self._size)]:
+            if len(words) % self._size:
+                break  # the block before has a hole at its end
+            words += slots.get(block, ())
+        if len(words) < known:
+            raise Violation(f"{row.request_id} reads a position before {known} that nobody wrote")
+        return sum(words[:known])
 
     def _told_of_prompt(self, one: ScheduledRow) -> PromptLogprobs:
         row, start = one.row, one.row.num_computed_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from enginebay.runtime import Entropy, Runtime
 from enginebay.scheduling import MechanicsScheduler
 from simulation.clients import Clients
 from simulation.clock import SimClock
-from simulation.invariants import check_blocks, check_quiet, check_refill, check_requests, check_schedule, writes_of
+from simulation.invariants import Blocks, check_quiet, check_refill, check_requests, check_schedule, writes_of
 from simulation.network import BYTES, OBJECTS, NoTransport, Pending, SimExecutor, SimSpawner
 from simulation.plan import EOS, MAX_MODEL_LEN, VOCAB, Plan
 from simulation.policies import POLICIES
@@ -40,7 +40,11 @@ __all__ = ["Outcome", "World", "run_plan"]
 STEP_TIMEOUT = 10.0
 RESPAWN_SECONDS = 2.0
 MOST_TURNS = 2000
-"""A run with finite faults is over long before: liveness in turns, and so in fake time."""
+"""A run with finite faults is over long before, even if its turns take no time."""
+
+PATIENCE = 15.0
+"""Liveness: in so many fake seconds, and as many more for each fault, a token is committed, a request ends, or a prompt
+is computed further than ever before. The most that one fault costs is a step's deadline and a respawn."""
 
 
 class Letters:
@@ -97,7 +101,7 @@ class World:
         )
         wire = BYTES if plan.codec else OBJECTS
         context = ExecutorContext(
-            options=NoOptions(),
+            options=_NO_OPTIONS,
             runtime=self.runtime,
             encode=wire.encode,
             unwrap=wire.unwrap,
@@ -105,6 +109,7 @@ class World:
             generation=lambda: self.generation.current,
             worker_exited=self.watch.exited,
         )
+        self.blocks = Blocks()
         self.num_ticks = 0
         self.num_deaths = 0
         self.num_respawns = 0
@@ -161,7 +166,7 @@ class World:
     def _make_scheduler(self) -> MechanicsScheduler[NoOptions]:
         self.kv = KVCacheManager(num_blocks=self.plan.num_blocks, block_size=self.plan.block_size)
         context = SchedulerContext(
-            options=NoOptions(),
+            options=_NO_OPTIONS,
             limits=self.limits,
             constraints=_NO_CONSTRAINTS,
             kv=self.kv.view(),
@@ -174,10 +179,13 @@ class World:
     def tick(self) -> None:
         """Between any two events: what the plan lets happen just here."""
         self.num_ticks += 1
+        if self.num_ticks in self.happenings:
+            self._happen()
+
+    def _happen(self) -> None:
         index = self.cancels.get(self.num_ticks)
         if index is not None:
             self.aborts.append(f"r{index}")
-
         delay = self.deaths.get(self.num_ticks)
         if delay is not None and (worker := self.spawner.kill()) is not None:
             self.num_deaths += 1
@@ -208,9 +216,12 @@ class World:
         if schedule.generation != self.last_generation:
             self.last_generation = schedule.generation
             check_refill(self.scheduler)
-        check_blocks(self.scheduler)
-        earlier = [one.writes for one in self.executor.in_flight if one.envelope.generation == schedule.generation]
-        pending.writes = writes_of(schedule, self.scheduler, earlier)
+        self.blocks.check(self.scheduler)
+        earlier = [one.writes for one in self.executor.pending if one.envelope.generation == schedule.generation]
+        if len(earlier) >= self.plan.depth:
+            raise Violation(f"{len(earlier)} steps are in flight before one more, and {self.plan.depth} may be")
+        if self.plan.depth > 1:
+            pending.writes = writes_of(schedule, self.scheduler, earlier)
 
     def drain(self) -> None:
         """Take in what clients sent meanwhile, as the engine's loop does."""
@@ -227,13 +238,17 @@ class World:
     def run(self) -> None:
         """All of it; raises ``Violation`` or whatever the core raises."""
         core, clock, clients = self.core, self.clock, self.clients
+        patience = PATIENCE * (1 + len(self.plan.faults))
+        progress, since = -1, clock.time
         for turn in range(MOST_TURNS):
             self.tick()
             self.drain()
             if not core.has_work():
+                check_quiet(core, self.scheduler)
                 if not self.arrivals:
                     break
                 clock.sleep(max(0.0, self.plan.wants[self.arrivals[-1]].at - clock.time))
+                since = clock.time
                 continue
             began = clock.time
             outputs, scheduled = core.step(self.drain)
@@ -241,16 +256,21 @@ class World:
             if turn % self.plan.reader == 0:
                 clients.read()
             check_requests(core, clients.streams, began)
+            self.blocks.check(self.scheduler)
+            if core._requests.progress != progress:
+                progress, since = core._requests.progress, clock.time
+            elif clock.time - since > patience:
+                raise Violation(f"nothing was brought about between {since} and {clock.time}")
             if not scheduled and not outputs:
                 clock.sleep(0.125)
         else:
             raise Violation(f"not over after {MOST_TURNS} turns")
         clients.read()
         clients.check_end(self.executor.faulty)
-        check_quiet(core, self.scheduler)
 
 
 _DEAF = Deaf()
+_NO_OPTIONS = NoOptions()
 _NO_CONSTRAINTS = BatchConstraints()
 _ADMISSION = AdmissionLimits(
     vocab_size=VOCAB, runner="runner", features=frozenset(), check_fits=lambda num_prompt_tokens, max_tokens: None
@@ -265,12 +285,11 @@ def run_plan(plan: Plan) -> Outcome:
         world.run()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    log = world.log
-    log.append((problem,))
+    world.log.append((problem,))
     return Outcome(
         seed=plan.seed,
         problem=problem,
-        digest=blake2b(msgspec.msgpack.encode(log), digest_size=8).digest(),
+        digest=sha256(msgspec.msgpack.encode(world.log)).digest()[:8],
         requests=world.clients.num_requests,
         tokens=world.clients.num_tokens,
         struck=world.executor.num_struck + world.num_deaths + world.clients.num_cancelled,

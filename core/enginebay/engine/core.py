@@ -147,13 +147,16 @@ class EngineCore:
         Raises the engine's death (``EngineDead``, ``PolicyFailed``, ``WorkerLost`` …) when it cannot go on.
         """
         self._raise_if_dead()
-        with self._or_die():
-            self._finish(self._requests.expired(self._clock.now()), FinishReason.ERROR, error="deadline")
+        try:
+            if expired := self._requests.expired(self._clock.now()):
+                self._finish(expired, FinishReason.ERROR, error="deadline")
             try:
                 scheduled = self._run(drain)
             except Setback as setback:
                 self._rebirth.after(setback, drain)
                 scheduled = True
+        except Exception as error:
+            raise self._die(error) from None
         return self._requests.take_outputs(), scheduled
 
     def stop(self) -> None:

@@ -39,7 +39,8 @@ class Execution:
     def send(self, sent: SchedulerOutput, traceparent: str) -> PendingCall:
         """Send a step to all ranks, and return at once."""
         return self._sent(
-            f"execute_model of step {sent.step}",
+            "execute_model",
+            sent.step,
             lambda: self._executor.execute_model(sent, deadline=self._deadline(), traceparent=traceparent),
         )
 
@@ -64,7 +65,8 @@ class Execution:
                 return result.output
         if flight.sampling is None:
             flight.sampling = self._sent(
-                f"sample_tokens of step {flight.step}",
+                "sample_tokens",
+                flight.step,
                 lambda: self._executor.sample_tokens(flight.grammar, deadline=self._deadline()),
             )
         replies = self._answer(flight.sampling, flight, "sample_tokens")
@@ -77,21 +79,24 @@ class Execution:
     def _deadline(self) -> float:
         return self._clock.now() + self._parts.step_timeout
 
-    def _sent(self, what: str, send: Callable[[], PendingCall]) -> PendingCall:
+    def _sent(self, what: str, step: int, send: Callable[[], PendingCall]) -> PendingCall:
         """What cannot be encoded is the scheduler's fault; what else goes wrong is the executor's."""
         try:
             call = send()
         except UnsendableMessage as error:
-            raise PolicyFailed(f"{self._parts.scheduler_name}: {what} cannot be sent: {error}") from error
+            raise PolicyFailed(
+                f"{self._parts.scheduler_name}: {what} of step {step} cannot be sent: {error}"
+            ) from error
         except OF_WORKERS as error:
             raise Setback.of(error) from error
         except (EnginebayError, TimeoutError):
             raise
         except (Exception, SystemExit) as error:
-            raise self._failed(f"did not take {what}", error) from error
+            raise self._failed(f"did not take {what} of step {step}", error) from error
         future: object = call.future
         if not isinstance(future, Future):
-            raise self._wrong(f"submit of {what} returned {type(future).__name__}, and must return a Future of Replies")
+            what = f"submit of {what} of step {step} returned {type(future).__name__}"
+            raise self._wrong(f"{what}, and must return a Future of Replies")
         return call
 
     def _answer(self, pending: PendingCall, flight: InFlight, call: str) -> Replies:
@@ -111,7 +116,7 @@ class Execution:
             what = f"the answer to {call} of step {flight.step} is {type(replies).__name__}"
             raise self._wrong(f"{what}, and must be Replies")
         held: object = replies.replies
-        if not isinstance(held, tuple) or not all([isinstance(one, RankReply) for one in held]):
+        if not isinstance(held, tuple) or [one for one in held if not isinstance(one, RankReply)]:
             raise self._wrong(f"the answer to {call} of step {flight.step} must hold a tuple of RankReply")
         return replies
 

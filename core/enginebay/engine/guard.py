@@ -46,7 +46,6 @@ class GuardedScheduler:
     def __init__(self, make: Callable[[], Scheduler[Any]], *, name: str) -> None:
         self._make = make
         self._name = name
-        self._guard = _Guards(name)
         self._before: SchedulerStats | None = None
         self._last = SchedulerStats()
         self._scheduler = make()
@@ -54,12 +53,15 @@ class GuardedScheduler:
     def renew(self) -> None:
         """Put an empty scheduler in this one's place."""
         self._before = self.make_stats()
-        with self._guard["its factory"]:
+        try:
             self._scheduler = self._make()
+        except EnginebayError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._blamed("its factory", error) from error
 
     def add_request(self, request: EngineRequest) -> None:
-        with self._guard["add_request"]:
-            self._scheduler.add_request(request)
+        self._ask("add_request", request)
 
     def add_choices(self, choices: Sequence[EngineRequest]) -> None:
         """Add all choices of a request, or none: when one is refused, those before it are taken back."""
@@ -71,35 +73,29 @@ class GuardedScheduler:
                 raise
 
     def finish_requests(self, request_ids: Sequence[str], status: FinishReason) -> None:
-        with self._guard["finish_requests"]:
-            self._scheduler.finish_requests(request_ids, status)
+        self._ask("finish_requests", request_ids, status)
 
     def schedule(self) -> SchedulerOutput:
-        with self._guard["schedule"]:
-            scheduled = self._scheduler.schedule()
+        scheduled: SchedulerOutput = self._ask("schedule")
         self._check("schedule", scheduled, SchedulerOutput)
         self._check_fields(scheduled)
         return scheduled
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
-        with self._guard["get_grammar_bitmask"]:
-            grammar = self._scheduler.get_grammar_bitmask(scheduler_output)
+        grammar: GrammarOutput | None = self._ask("get_grammar_bitmask", scheduler_output)
         if grammar is not None:
             self._check("get_grammar_bitmask", grammar, GrammarOutput)
         return grammar
 
     def update_from_output(self, scheduler_output: SchedulerOutput, committed: Committed) -> None:
-        with self._guard["update_from_output"]:
-            self._scheduler.update_from_output(scheduler_output, committed)
+        self._ask("update_from_output", scheduler_output, committed)
 
     def has_requests(self) -> bool:
-        with self._guard["has_requests"]:
-            return bool(self._scheduler.has_requests())
+        return bool(self._ask("has_requests"))
 
     def make_stats(self) -> SchedulerStats:
         """How it stands; the counters go on from those of the schedulers before it."""
-        with self._guard["make_stats"]:
-            stats = self._scheduler.make_stats()
+        stats: SchedulerStats = self._ask("make_stats")
         self._check("make_stats", stats, SchedulerStats)
         if (before := self._before) is not None:
             stats = msgspec.structs.replace(
@@ -117,8 +113,19 @@ class GuardedScheduler:
         return self._last
 
     def on_step(self, report: StepReport) -> None:
-        with self._guard["on_step"]:
-            self._scheduler.on_step(report)
+        self._ask("on_step", report)
+
+    def _ask(self, method: str, *args: object) -> Any:
+        """Call the scheduler's method of that name."""
+        try:
+            return getattr(self._scheduler, method)(*args)
+        except EnginebayError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._blamed(method, error) from error
+
+    def _blamed(self, method: str, error: BaseException) -> PolicyFailed:
+        return PolicyFailed(f"{self._name} raised {type(error).__name__} in {method}: {error}")
 
     def _check(self, method: str, value: object, expected: type[object]) -> None:
         if not isinstance(value, expected):
@@ -130,7 +137,7 @@ class GuardedScheduler:
         """The fields that the core walks through: a struct does not look at what it is made of."""
         for field, kind in _FIELDS.items():
             values: object = getattr(scheduled, field)
-            if not isinstance(values, tuple) or (values and not all([isinstance(value, kind) for value in values])):
+            if not isinstance(values, tuple) or (values and [value for value in values if not isinstance(value, kind)]):
                 raise PolicyFailed(f"{self._name} scheduled a step whose {field!r} is not a tuple of {kind.__name__}")
         counts: object = scheduled.num_scheduled_tokens
         if not isinstance(counts, dict):
@@ -141,31 +148,3 @@ class GuardedScheduler:
                     f"{self._name} scheduled {count!r:.80} tokens of request {request_id!r:.80}; "
                     "a request that runs has an integer of 1 or more"
                 )
-
-
-class _Guards(dict[str, "_Guard"]):
-    """The guard of each method, made when it is first called."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def __missing__(self, method: str) -> _Guard:
-        guard = self[method] = _Guard(self._name, method)
-        return guard
-
-
-class _Guard:
-    """Around each call of one of a stranger's methods; it keeps nothing of a call, and costs a step next to nothing."""
-
-    __slots__ = ("_method", "_name")
-
-    def __init__(self, name: str, method: str) -> None:
-        self._name = name
-        self._method = method
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, EnginebayError):
-            raise PolicyFailed(f"{self._name} raised {type(error).__name__} in {self._method}: {error}") from error

@@ -46,8 +46,9 @@ def fault_of_told(
 def prompt_news(row: Row, output: ModelRunnerOutput) -> tuple[TokenLogprob, ...]:
     """The prompt's log-probabilities that the client was not sent yet; what was computed again is left out."""
     chunk = output.prompt_logprobs.get(row.request_id)
-    has_all = row.prompt_logprobs_delivered >= len(row.prompt_token_ids) - 1
-    if chunk is None or has_all or row.params.prompt_logprobs is None:
+    if chunk is None or row.params.prompt_logprobs is None:
+        return ()
+    if row.prompt_logprobs_delivered >= len(row.prompt_token_ids) - 1:
         return ()
     known = row.prompt_logprobs_delivered + 1 - chunk.start
     assert known >= 0, f"request {row.request_id!r}: the prompt's log-probabilities have a gap before {chunk.start}"

@@ -47,7 +47,7 @@ class Progress:
         Raises ``EngineDead`` naming the executor or the runner, ``PolicyFailed`` naming the scheduler.
         """
         silent = [] if flight is None else _silent_rows(flight)
-        if flight is not None:
+        if flight is not None and (silent or self._silent):
             self._count_silent(silent)
         if self._moved():
             return

@@ -90,6 +90,7 @@ class StepRecorder:
     def __init__(self, *, every: int, wall: WallTime) -> None:
         self._gate = tracing.StepGate(every)
         self._wall = wall
+        self._tracer = tracing.tracer()
 
     def begin(self, step: int, start_ns: int, scheduled_ns: int) -> StepTrace | None:
         """The open spans of the step if it is recorded; asked once it is known that there is something to run."""
@@ -141,7 +142,7 @@ class StepRecorder:
         return span
 
     def _open(self, step: int, start_ns: int, scheduled_ns: int) -> Span:
-        span = tracing.tracer().start_span(
+        span = self._tracer.start_span(
             tracing.ENGINE_STEP,
             context=Context(),
             attributes={tracing.STEP_INDEX: step},
@@ -152,7 +153,7 @@ class StepRecorder:
         return span
 
     def _child(self, parent: Span, name: str, start_ns: int) -> Span:
-        return tracing.tracer().start_span(
+        return self._tracer.start_span(
             name, context=trace.set_span_in_context(parent, Context()), start_time=self._wall(start_ns)
         )
 

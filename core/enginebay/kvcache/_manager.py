@@ -170,13 +170,13 @@ class KVCacheManager:
         if not (self._prefix_caching and sequence.reuse):
             return PrefixHit()
         found: list[int] = []
-        idle = 0
+        idle, pool = 0, self._pool
         for index in range((sequence.num_tokens - 1) // self._block_size):
-            block = self._pool.find(self._name(sequence, index))
+            block = pool.find(self._name(sequence, index))
             if block is None:
                 break
             found.append(block)
-            idle += self._pool.refs(block) == 0
+            idle += pool.refs(block) == 0
         return PrefixHit(tuple(found), len(found) * self._block_size, idle)
 
     def has_room(self, hit: PrefixHit, num_tokens: int, *, keep_free: int = 0) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.scheduling._draft import Draft
-from enginebay.scheduling._record import Record, Status
+from enginebay.scheduling._record import PREEMPTED, Record
 from enginebay.scheduling._state import State
 
 FRUITLESS_BOUND = 3
@@ -36,7 +36,7 @@ def preempt(state: State, record: Record, draft: Draft | None = None) -> None:
         draft.gave_way = True
     del state.running[record.request_id]
     state.kv.free(record.sequence)
-    record.status = Status.PREEMPTED
+    record.status = PREEMPTED
     record.num_computed = 0
     record.num_preemptions += 1
     record.fruitless += 1

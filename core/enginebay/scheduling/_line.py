@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from enginebay.scheduling._door import PolicyDoor
-from enginebay.scheduling._record import Record, Status
+from enginebay.scheduling._record import WAITING, Record
 
 STARVATION_BOUND = 1000
 """So many requests may overtake the one that has waited longest; then it is next, whatever the policy says."""
@@ -56,6 +56,8 @@ class WaitingLine:
 
     def head(self) -> Record | None:
         """The request to admit next; None when nobody waits."""
+        if not self._len:
+            return None
         _drop_dead(self._preempted)
         if self._preempted:
             return self._preempted[0][1]
@@ -73,7 +75,7 @@ class WaitingLine:
 
     def take(self, record: Record) -> None:
         """The head leaves the line to run."""
-        if record.status is Status.WAITING or self._door.may_overtake_preempted:
+        if record.status is WAITING or self._door.may_overtake_preempted:
             self._count_overtaking(record)
         self.discard(record)
 

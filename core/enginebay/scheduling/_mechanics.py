@@ -16,7 +16,7 @@ from enginebay.messages import (
 )
 from enginebay.scheduling._eviction import preempt
 from enginebay.scheduling._passes import Passes
-from enginebay.scheduling._record import Record, Status
+from enginebay.scheduling._record import FINISHED, RUNNING, Record
 from enginebay.scheduling._state import State
 
 O = TypeVar("O", bound=Options)
@@ -90,7 +90,7 @@ class MechanicsScheduler(Scheduler[O]):
             record.in_flight -= 1
             if draws:
                 record.placeholders -= 1
-            if record.status is Status.FINISHED:
+            if record.status is FINISHED:
                 if not record.in_flight:
                     state.kv.close(record.sequence)
                 continue
@@ -147,13 +147,13 @@ class MechanicsScheduler(Scheduler[O]):
     def _finish(self, record: Record, reason: FinishReason) -> None:
         state = self._state
         del state.requests[record.request_id]
-        if record.status is Status.RUNNING:
+        if record.status is RUNNING:
             del state.running[record.request_id]
         else:
             state.line.discard(record)
             if record.request_id in state.preempted_unsaid:  # one word to the runner is enough: it ended
                 state.preempted_unsaid.remove(record.request_id)
-        record.status = Status.FINISHED
+        record.status = FINISHED
         if record.known_to_runner:
             state.finished_unsaid.append(record.request_id)
         if not record.in_flight:  # else the step that may still write to its blocks gives them back

@@ -10,7 +10,7 @@ from enginebay.kvcache import PrefixHit
 from enginebay.scheduling._bounds import UNBOUNDED
 from enginebay.scheduling._draft import Draft
 from enginebay.scheduling._eviction import force, make_room
-from enginebay.scheduling._record import Record, Status
+from enginebay.scheduling._record import RUNNING, Record
 from enginebay.scheduling._state import State
 
 
@@ -52,7 +52,7 @@ class Passes:
         state = self._state
         for record in list(state.running.values()):  # a victim leaves the running line as we go
             computed = record.num_computed
-            if computed < record.prefill_until or record.status is not Status.RUNNING:
+            if computed < record.prefill_until or record.status is not RUNNING:
                 continue
             known = record.num_tokens + record.placeholders
             if computed >= known or (record.placeholders and known >= record.max_total):
@@ -77,7 +77,7 @@ class Passes:
     def _continue_chunks(self, draft: Draft) -> None:
         state = self._state
         for record in list(state.running.values()):
-            if record.num_computed >= record.prefill_until or record.status is not Status.RUNNING:
+            if record.num_computed >= record.prefill_until or record.status is not RUNNING:
                 continue
             if draft.tokens_left <= 0 or draft.prefills_left <= 0:
                 break
@@ -112,7 +112,7 @@ class Passes:
             return False
         state.kv.allocate(record.sequence, hit, room, count=not record.num_preemptions)
         state.line.take(record)
-        record.status = Status.RUNNING
+        record.status = RUNNING
         record.prefill_until = record.num_tokens
         record.num_acked = hit.num_tokens
         state.running[record.request_id] = record

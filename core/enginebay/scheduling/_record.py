@@ -20,6 +20,10 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+WAITING, PREEMPTED, RUNNING, FINISHED = Status
+"""The members by name: asking an enum for one costs more than comparing two, and it is done per request and step."""
+
+
 @final
 class Record:
     """One request. ``num_computed`` advances when a step is scheduled, ``num_acked`` when it is acknowledged.
@@ -63,7 +67,7 @@ class Record:
         self.max_total = min(len(request.prompt_token_ids) + request.params.max_tokens, max_model_len)
         self.sequence: KVSequence
         self.key: tuple[object, ...] = ()
-        self.status = Status.WAITING
+        self.status: Status = WAITING
         self.ticket = 0
         self.num_computed = 0
         self.num_acked = 0

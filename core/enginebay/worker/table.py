@@ -129,21 +129,24 @@ class RequestTable:
         """
         batch, self._batch = self._batch, []
         in_step = {scheduled.row.request_id for scheduled in batch}
-        for request_id in (*sampled, *faults, *logprobs, *prompt_logprobs):
-            if request_id not in in_step:
-                raise self._fault(request_id, "got an answer and is not part of the step")
+        for told in (sampled, faults, logprobs, prompt_logprobs):
+            if not told.keys() <= in_step:
+                stranger = next(request_id for request_id in told if request_id not in in_step)
+                raise self._fault(stranger, "got an answer and is not part of the step")
         request_ids, drawn = [], []
         for scheduled in batch:
-            row = scheduled.row
-            token_ids = () if row.request_id in faults else tuple(sampled.get(row.request_id, ()))
-            if token_ids and not scheduled.samples:
-                raise self._fault(row.request_id, f"drew {len(token_ids)} tokens in the middle of its known tokens")
-            told = len(logprobs.get(row.request_id, token_ids))
-            if told != len(token_ids) and row.request_id not in faults:
-                raise self._fault(row.request_id, f"got {told} log-probabilities for {len(token_ids)} tokens")
+            row, request_id = scheduled.row, scheduled.row.request_id
+            token_ids: tuple[int, ...] = ()
+            if request_id not in faults:
+                token_ids = tuple(sampled.get(request_id, ()))
+                if token_ids and not scheduled.samples:
+                    raise self._fault(request_id, f"drew {len(token_ids)} tokens in the middle of its known tokens")
+                count = len(logprobs.get(request_id, token_ids))
+                if count != len(token_ids):
+                    raise self._fault(request_id, f"got {count} log-probabilities for {len(token_ids)} tokens")
+                row.token_ids.extend(token_ids)
             row.num_computed_tokens += scheduled.num_tokens
-            row.token_ids.extend(token_ids)
-            request_ids.append(row.request_id)
+            request_ids.append(request_id)
             drawn.append(token_ids)
         return ModelRunnerOutput(
             request_ids=tuple(request_ids),
