@@ -48,6 +48,14 @@ def test_each_filter_works_on_what_the_former_left() -> None:
     assert kept_tokens(scores, 4, 0.2, 1.0).tolist() == [0, 1, 2, 3]
 
 
+def test_a_nucleus_ends_where_its_share_is_reached_exactly() -> None:
+    equal = torch.zeros(4, dtype=torch.float64)
+    assert kept_tokens(equal, top_p=0.25).tolist() == [0]
+    assert kept_tokens(equal, top_p=0.5).tolist() == [0, 1]
+    assert kept_tokens(equal, top_p=0.501).tolist() == [0, 1, 2]
+    assert kept_tokens(equal, 2, 0.0, 0.5).tolist() == [0]
+
+
 @given(grid, st.integers(1, 70))
 def test_best_tokens_are_in_stable_order(scores: list[float], count: int) -> None:
     assert best_tokens(torch.tensor(scores), count).tolist() == kept(scores, top_k=count)

@@ -93,9 +93,9 @@ def test_min_tokens_equal_the_naive_reading(
 
 def test_bias_and_bans_leave_ids_without_a_logit_alone() -> None:
     scores = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    add_bias(scores, {0: 0.5, 2: -math.inf, 3: 9.0, -1: 9.0})
-    assert scores.tolist() == [1.5, 2.0, -math.inf]
-    ban(scores, [1, 1, 3, -1])
-    assert scores.tolist() == [1.5, -math.inf, -math.inf]
+    add_bias(scores, {0: 0.5, 1: -math.inf, 3: 9.0, -1: 9.0})
+    assert scores.tolist() == [1.5, -math.inf, 3.0]
+    ban(scores, [0, 0, 3, -1])
+    assert scores.tolist() == [-math.inf, -math.inf, 3.0]
     ban(scores, [])
-    assert scores.tolist() == [1.5, -math.inf, -math.inf]
+    assert scores.tolist() == [-math.inf, -math.inf, 3.0]

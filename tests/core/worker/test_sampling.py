@@ -99,6 +99,16 @@ def test_it_is_argmax_of_logits_and_noise(seed: int, position: int) -> None:
     assert draw_tokens(logits, [draw(seed, position, temperature=0.7)]).token_ids == [expected]
 
 
+def test_scores_are_compared_in_double_precision() -> None:
+    """A lead that 32 bits do not hold decides; and logits of 64 bits stay as they were."""
+    logits = torch.zeros(1, 4, dtype=torch.float64)
+    before = logits.clone()
+    biased = draw(temperature=0.0, logit_bias={0: 1.0, 2: 1.0 + 1e-12}, logprobs=0)
+    drawn = draw_tokens(logits, [biased])
+    assert (drawn.token_ids, drawn.logprobs[0].logprob) == ([2], pytest.approx(-math.log(4)))
+    assert torch.equal(logits, before), "the logits were written to"
+
+
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
     logits = torch.zeros(3, 40)
     logits[0, [7, 9, 30]] = 5.0
