@@ -20,6 +20,9 @@ for _name in list(os.environ):
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that: tests are about hearing it
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("enginebay", deadline=None)  # the machine may be busy
 settings.load_profile("enginebay")
 
