@@ -286,7 +286,7 @@ def run_plan(plan: Plan) -> Outcome:
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     world.log.append((problem,))
-    return Outcome(
+    outcome = Outcome(
         seed=plan.seed,
         problem=problem,
         digest=sha256(msgspec.msgpack.encode(world.log)).digest()[:8],
@@ -296,3 +296,5 @@ def run_plan(plan: Plan) -> Outcome:
         calls=world.executor.num_calls,
         generations=world.generation.current,
     )
+    vars(world).clear()  # its parts hold it, and it them: so they go at once, and their memory is used again
+    return outcome
