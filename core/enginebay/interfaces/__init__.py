@@ -10,6 +10,7 @@ from enginebay.interfaces._executor import (
     ExecutorContext,
     ExecutorHealth,
     PendingCall,
+    RankHealth,
     StartResult,
     StartSpec,
     WorkerChannel,
@@ -28,7 +29,13 @@ from enginebay.interfaces._plugin import (
     SchedulerCapabilities,
     SchedulerPlugin,
 )
-from enginebay.interfaces._runner import AsyncModelRunnerOutput, BatchConstraints, ModelRunner, RunnerContext
+from enginebay.interfaces._runner import (
+    AsyncModelRunnerOutput,
+    BatchConstraints,
+    ModelRunner,
+    RunnerContext,
+    WorkerGroups,
+)
 from enginebay.interfaces._scheduler import (
     KVCacheView,
     Policy,
@@ -59,6 +66,7 @@ __all__ = [
     "Plugin",
     "Policy",
     "PolicyState",
+    "RankHealth",
     "RequestView",
     "RunnerCapabilities",
     "RunnerContext",
@@ -72,4 +80,5 @@ __all__ = [
     "StartSpec",
     "WorkerChannel",
     "WorkerExit",
+    "WorkerGroups",
 ]

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 from enginebay.interfaces._options import Options
@@ -35,6 +36,10 @@ from enginebay.messages import (
 from enginebay.runtime import Runtime
 
 O = TypeVar("O", bound=Options)
+
+
+def _no_run_folder() -> Path:
+    raise NotImplementedError("whoever made this context has given the engine no folder of its own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +84,25 @@ class PendingCall:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankHealth:
+    """One worker by its last heartbeat: the phase that it said it enters ("execute_model", "idle"), the step where it
+    is in one (else -1), the heartbeat's age in seconds, and the process's state ("running", "stopped", "gone", "")."""
+
+    rank: int
+    phase: str = ""
+    step: int = -1
+    age: float = 0.0
+    state: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutorHealth:
-    """What the executor knows without asking anybody."""
+    """What the executor knows without asking anybody; ``ranks`` where it reads their heartbeats."""
 
     alive: bool
     lost_ranks: tuple[int, ...] = ()
     detail: str = ""
+    ranks: tuple[RankHealth, ...] = ()
 
 
 @runtime_checkable
@@ -112,7 +130,8 @@ class ExecutorContext(Generic[O]):
 
     ``encode`` turns a call into bytes, ``unwrap`` turns replies into results and raises what a rank reported:
     together they keep the wire format out of the executor. ``worker_exited`` reports a death the moment it is seen.
-    ``record_resource(kind, name)`` writes a resource down before it is taken.
+    ``record_resource(kind, name)`` writes a resource down before it is taken. ``run_folder()`` is a folder of this
+    engine alone (mode 0700, made at the first call, removed when the engine has ended): for sockets and other names.
     """
 
     options: O
@@ -124,6 +143,8 @@ class ExecutorContext(Generic[O]):
     worker_exited: Callable[[WorkerExit], None] = field(default=lambda worker_exit: None)
     record_resource: Callable[[str, str], None] = field(default=lambda kind, name: None)
     call_timeout: float = 300.0
+    heartbeat_timeout: float = 5.0
+    run_folder: Callable[[], Path] = field(default=_no_run_folder)
 
 
 class Executor(ABC, Generic[O]):
@@ -156,6 +177,13 @@ class Executor(ABC, Generic[O]):
 
         Pending futures end with an error. Calling it twice, or after a failed ``start``, is allowed.
         """
+
+    def stacks(self, deadline: float) -> dict[int, str]:
+        """The Python stacks of the workers that answer by ``deadline`` (monotonic seconds), by rank. Optional.
+
+        Asked when a step has come past its deadline, for the report; must not need the workers' main threads.
+        """
+        return {}
 
     @final
     def collective_rpc(

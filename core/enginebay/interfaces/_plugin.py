@@ -40,7 +40,7 @@ from enginebay.interfaces._runner import BatchConstraints, ModelRunner, RunnerCo
 from enginebay.interfaces._scheduler import Policy, Scheduler, SchedulerContext
 from enginebay.messages import ModelInfo
 
-API_VERSION: tuple[int, int] = (1, 1)
+API_VERSION: tuple[int, int] = (1, 2)
 """The plugin API of this engine. A plugin fits when the major is equal and its minor is not above ours.
 
 1.1 added the sampling parameters beyond top_k, top_p and seed, each of which a runner gets only when its ``features``

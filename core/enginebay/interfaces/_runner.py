@@ -16,8 +16,8 @@ What batches your runner can take is data, not code: see ``BatchConstraints``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -73,6 +73,19 @@ class AsyncModelRunnerOutput(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerGroups:
+    """The process groups that a worker has joined, as the framework's handles (torch: ``ProcessGroup``).
+
+    ``tensor`` has the ranks that share this one's layers, ``pipeline`` those that hold the other stages of the same
+    part, ``world`` all of the plan's; None stands for a group of this rank alone.
+    """
+
+    world: Any = None
+    tensor: Any = None
+    pipeline: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunnerContext(Generic[O]):
     """Everything a runner is given. Frozen; a later minor version may add fields.
 
@@ -94,6 +107,7 @@ class RunnerContext(Generic[O]):
     max_num_batched_tokens: int
     seed: int
     batch_invariant: bool = False
+    groups: WorkerGroups = field(default_factory=WorkerGroups)
 
 
 class ModelRunner(ABC, Generic[O]):

@@ -1,8 +1,8 @@
 """What crosses a boundary: frozen, keyword-only, tensor-free structs that msgspec can encode.
 
-Five subjects, one file each: what a client asks and gets (``requests``), what a step carries (``steps``),
-what the engine asks of a worker (``calls``), who the workers are (``workers``), and what observers are told
-(``reports``). Import from here; the files behind are private.
+Six subjects, one file each: what a client asks and gets (``requests``), what it asks of the engine beside
+(``control``), what a step carries (``steps``), what the engine asks of a worker (``calls``), who the workers are
+(``workers``), and what observers are told (``reports``). Import from here; the files behind are private.
 """
 
 from enginebay.messages._calls import (
@@ -27,6 +27,19 @@ from enginebay.messages._calls import (
     Shutdown,
     StepResult,
     WorkerFailure,
+)
+from enginebay.messages._control import (
+    CallWorkers,
+    Control,
+    ControlDone,
+    Drain,
+    ReadStatus,
+    Sleep,
+    StartProfile,
+    StopEngine,
+    StopProfile,
+    UpdateWeights,
+    WakeUp,
 )
 from enginebay.messages._reports import RequestSummary, SchedulerStats, StepReport
 from enginebay.messages._requests import (
@@ -63,11 +76,15 @@ from enginebay.messages._workers import (
 __all__ = [
     "Ack",
     "Call",
+    "CallWorkers",
     "Committed",
     "CompileOrWarmUpModel",
+    "Control",
+    "ControlDone",
     "DetermineAvailableMemory",
     "DeviceMemory",
     "DeviceReady",
+    "Drain",
     "EngineRequest",
     "Envelope",
     "ExecuteModel",
@@ -90,6 +107,7 @@ __all__ = [
     "PromptLogprobs",
     "RankPlace",
     "RankReply",
+    "ReadStatus",
     "Replies",
     "RequestOutput",
     "RequestSummary",
@@ -101,11 +119,17 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "Shutdown",
+    "Sleep",
     "StartPayload",
+    "StartProfile",
     "StepReport",
     "StepResult",
+    "StopEngine",
+    "StopProfile",
     "TokenLogprob",
+    "UpdateWeights",
     "Usage",
+    "WakeUp",
     "WorkerFailure",
     "WorkerInfo",
     "WorldPlan",

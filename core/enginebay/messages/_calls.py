@@ -13,7 +13,14 @@ class InitWorker(Struct, frozen=True, kw_only=True, tag="init_worker"):
 
 
 class InitDevice(Struct, frozen=True, kw_only=True, tag="init_device"):
-    """Choose the device, join the distributed environment, take the memory snapshot, build the runner."""
+    """Choose the device, join the distributed environment, take the memory snapshot, build the runner.
+
+    ``rendezvous`` is where the ranks of a world of several meet: ``file:///folder/name`` on one host,
+    ``tcp://address:port/prefix`` across hosts, ``env`` when their owner has joined them already. A new one for each
+    generation; "" for a world of one rank.
+    """
+
+    rendezvous: str = ""
 
 
 class LoadModel(Struct, frozen=True, kw_only=True, tag="load_model"):

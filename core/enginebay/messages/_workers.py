@@ -18,7 +18,11 @@ class RankPlace(Struct, frozen=True, kw_only=True):
 
 
 class WorldPlan(Struct, frozen=True, kw_only=True):
-    """The ranks of one group and which of them answers with tokens; all rank arithmetic reads it."""
+    """The ranks of one group and which of them answers with tokens; all rank arithmetic reads it.
+
+    ``own_ranks``: those that this engine starts and speaks to; None: all of them. Where every rank has an engine of its
+    own, that is the one rank in this process, and ``output_rank`` is it too.
+    """
 
     ranks: tuple[RankPlace, ...] = (RankPlace(),)
     output_rank: int = 0
@@ -28,6 +32,7 @@ class WorldPlan(Struct, frozen=True, kw_only=True):
     data_parallel_size: int = 1
     data_parallel_index: int = 0
     data_parallel_rank_local: int | None = None
+    own_ranks: tuple[int, ...] | None = None
 
 
 class PluginIdentity(Struct, frozen=True, kw_only=True, order=True):
@@ -87,7 +92,10 @@ class MemorySnapshot(Struct, frozen=True, kw_only=True):
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
-    """One live worker: its place, its process, and the incarnation that the spawner named before it existed."""
+    """One live worker: its place, its process, and the incarnation that the spawner named before it existed.
+
+    ``address`` is the one at which the other ranks' hosts reach it; "" where all are on one host.
+    """
 
     rank: int
     local_rank: int
@@ -95,6 +103,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     device: str = ""
+    address: str = ""
 
 
 class KVCacheGroup(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ Executors carry bytes; this package is the only place that knows what is inside 
 are msgpack, typed on both ends, bounded in size before memory is taken, and damaged bytes raise ``DamagedMessage``.
 """
 
+from enginebay.transport.calls import PendingCalls
 from enginebay.transport.codec import (
     MAX_FRAME_BYTES,
     DamagedMessage,
@@ -24,6 +25,7 @@ from enginebay.transport.unwrap import failure_error, raise_failures, results_of
 __all__ = [
     "MAX_FRAME_BYTES",
     "DamagedMessage",
+    "PendingCalls",
     "TransportError",
     "UnsendableMessage",
     "decode_call",

@@ -1,0 +1,76 @@
+"""What a front end asks of a running engine beside requests: a closed union of typed commands, and their answer."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+
+class ReadStatus(Struct, frozen=True, kw_only=True, tag="read_status"):
+    """How the engine stands: answered at once, also while a step runs. Allowed to the role observe."""
+
+
+class Drain(Struct, frozen=True, kw_only=True, tag="drain"):
+    """Refuse new requests (retryable) and answer when the running ones have ended, or after ``timeout`` seconds."""
+
+    timeout: float | None = None
+
+
+class StopEngine(Struct, frozen=True, kw_only=True, tag="stop_engine"):
+    """End the engine; unfinished requests are aborted."""
+
+
+class Sleep(Struct, frozen=True, kw_only=True, tag="sleep"):
+    """Give device memory back. Level 1 keeps the weights in host memory, level 2 drops them; the KV cache goes in both.
+
+    Refused while requests run.
+    """
+
+    level: int = 1
+
+
+class WakeUp(Struct, frozen=True, kw_only=True, tag="wake_up"):
+    """Take the memory again; ``tags`` of "weights" and "kv_cache", none: both. After level 2, weights come anew."""
+
+    tags: tuple[str, ...] = ()
+
+
+class UpdateWeights(Struct, frozen=True, kw_only=True, tag="update_weights"):
+    """Read other weights of the same shapes from ``path``, a folder that the workers can read, as ``version``.
+
+    Refused while requests run; what was cached of the old weights is dropped.
+    """
+
+    path: str
+    version: str = ""
+
+
+class CallWorkers(Struct, frozen=True, kw_only=True, tag="call_workers"):
+    """Call a method of a worker extension that the config names: ``method`` is "extension.method".
+
+    ``payload`` goes to every rank, or ``per_rank`` one to each. Answered with one ``bytes`` per rank.
+    """
+
+    method: str
+    payload: bytes = b""
+    per_rank: tuple[bytes, ...] | None = None
+    timeout: float | None = None
+
+
+class StartProfile(Struct, frozen=True, kw_only=True, tag="start_profile"):
+    """Record what the workers do, until ``StopProfile``, into files of this folder, one for each rank."""
+
+    folder: str
+
+
+class StopProfile(Struct, frozen=True, kw_only=True, tag="stop_profile"):
+    """Write what was recorded; answered with the files' paths."""
+
+
+Control = ReadStatus | Drain | StopEngine | Sleep | WakeUp | UpdateWeights | CallWorkers | StartProfile | StopProfile
+
+
+class ControlDone(Struct, frozen=True, kw_only=True, tag="control_done"):
+    """It was done. ``values`` as the command says, ``facts`` what is worth printing, by name."""
+
+    values: tuple[bytes, ...] = ()
+    facts: dict[str, str] = field(default_factory=dict)

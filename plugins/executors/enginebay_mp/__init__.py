@@ -1,0 +1,1 @@
+"""Executor ``mp``: one process for each worker on this machine, spoken to through shared memory."""

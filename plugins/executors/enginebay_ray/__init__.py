@@ -1,0 +1,1 @@
+"""Executor ``ray``: workers that Ray places, as actors; the calls travel over our own transport."""
