@@ -13,10 +13,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check bench clean
+.PHONY: help setup model demo test check bench bench-transport clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No python3 found. enginebay needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -53,6 +53,10 @@ check: $(STAMP)  ## lint, formatting, types, import layers
 
 bench: model  ## measure, with the figures printed
 	@$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)
+
+# beside vLLM's queue when PEERS (the folder with rpc_vllm.py) and PEERS_HOME (what its setup.sh built) are set
+bench-transport: $(STAMP)  ## measure a call to worker processes and its answer
+	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_transport.py $(PYTEST_ARGS)
 
 clean:  ## remove what was built here; imported models stay in the user's cache
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

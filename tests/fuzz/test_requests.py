@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.engine.admission import Ask, admit, check_size, validate
-from enginebay.engine.limits import AdmissionLimits
-from enginebay.engine.texts import bad_word_ids
+from enginebay.engine.admission.admit import Ask, admit, check_size, validate
+from enginebay.engine.admission.limits import AdmissionLimits
+from enginebay.engine.startup.texts import bad_word_ids
 from enginebay.errors import InvalidRequest, RequestTooLong
 from enginebay.messages import SamplingParams
 from enginebay.text import ChatTemplate, encode_chat, encode_prompt

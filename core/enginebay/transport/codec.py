@@ -37,7 +37,8 @@ _CALL: Final[msgspec.msgpack.Decoder[Call]] = msgspec.msgpack.Decoder(Call)
 _RESULT: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Result)
 _ENVELOPE: Final = msgspec.msgpack.Decoder(Envelope)
 _START: Final = msgspec.msgpack.Decoder(StartPayload)
-_REPLY_HEAD: Final = struct.Struct("<qq")  # generation, call id
+REPLY_HEAD: Final = struct.Struct("<qq")
+"""What stands before the payload in the frame of a reply: generation, call id."""
 
 # What msgspec raises on bad bytes: its own errors, RecursionError on depth bombs, UnicodeDecodeError (a ValueError)
 # on strings, OverflowError on numbers.
@@ -61,7 +62,7 @@ def encode_start_payload(payload: StartPayload) -> bytes:
 
 def encode_reply(generation: int, call_id: int, payload: bytes) -> bytes:
     """One frame for a worker's reply: both numbers as little-endian 64-bit integers, then the encoded result."""
-    return _REPLY_HEAD.pack(generation, call_id) + payload
+    return REPLY_HEAD.pack(generation, call_id) + payload
 
 
 def decode_call(frame: bytes) -> Call:
@@ -86,11 +87,11 @@ def decode_start_payload(frame: bytes) -> StartPayload:
 
 def decode_reply(frame: bytes) -> tuple[int, int, bytes]:
     """(generation, call id, encoded result) of a frame made by ``encode_reply``; raises ``DamagedMessage``."""
-    _check_size(len(frame), "reply")
-    if len(frame) < _REPLY_HEAD.size:
-        raise DamagedMessage(f"a reply of {len(frame)} bytes is shorter than its head of {_REPLY_HEAD.size}")
-    generation, call_id = _REPLY_HEAD.unpack_from(frame)
-    return generation, call_id, frame[_REPLY_HEAD.size :]
+    _check_size(len(frame) - REPLY_HEAD.size, "reply")
+    if len(frame) < REPLY_HEAD.size:
+        raise DamagedMessage(f"a reply of {len(frame)} bytes is shorter than its head of {REPLY_HEAD.size}")
+    generation, call_id = REPLY_HEAD.unpack_from(frame)
+    return generation, call_id, frame[REPLY_HEAD.size :]
 
 
 def _encode(message: msgspec.Struct) -> bytes:

@@ -1,0 +1,69 @@
+"""Heartbeats in shared memory: the worker says what it enters, and the engine reads it without asking.
+
+A counter is odd while the words behind it change (a seqlock): a reader that meets an odd number, or another one after
+than before, looks again, so that it never puts together halves of two beats.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import replace
+from typing import Final
+
+from enginebay.transport.beat import Beat
+from enginebay.transport.memory import SharedMemory
+from enginebay.transport.shared_layout import BEAT
+
+__all__ = ["BeatReader", "BeatWriter"]
+
+_BODY: Final = struct.Struct("=qd80s")  # when, budget, what was said
+_AT: Final = 8 * (BEAT + 1)  # the counter is the first word
+_TRIES: Final = 100
+
+
+class BeatWriter:
+    """The worker's side, for one thread at a time."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._bytes, self._words = memory.bytes, memory.words
+        self._count = 0
+
+    def beat(self, said: str, budget_s: float = 0.0) -> None:
+        """Store what ``WorkerChannel.heartbeat`` was given, cut after 80 bytes, and when.
+
+        The clock is ``CLOCK_MONOTONIC``, one for all processes of a host.
+        """
+        self._count += 2
+        self._words[BEAT] = self._count - 1
+        _BODY.pack_into(self._bytes, _AT, time.monotonic_ns(), budget_s, said.encode("utf-8", "replace"))
+        self._words[BEAT] = self._count
+
+
+class BeatReader:
+    """The engine's side: what cannot be read whole (a worker stopped in the middle) leaves the beat before."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._bytes, self._words = memory.bytes, memory.words
+        self._last, self._count = Beat(), 0
+
+    def read(self) -> Beat:
+        """The newest whole beat."""
+        for _ in range(_TRIES):
+            count = self._words[BEAT]
+            if count == self._count:
+                break
+            if count % 2:
+                continue
+            at_ns, budget_s, said = _BODY.unpack_from(self._bytes, _AT)
+            if self._words[BEAT] == count:
+                beat = Beat.said(_printable(said), at_ns)
+                self._last = replace(beat, budget_s=budget_s if 0 <= budget_s < 1e9 else 0.0)
+                self._count = count
+                break
+        return self._last
+
+
+def _printable(said: bytes) -> str:
+    text = said.partition(b"\0")[0].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in text)
