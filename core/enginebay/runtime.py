@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +17,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from enginebay._processes import Parent, SystemProcess, start_process
 
 __all__ = [
     "Channel",
@@ -107,6 +108,12 @@ class Process(Protocol):
     def kill(self) -> None:
         """SIGKILL, harmless when it has ended."""
 
+    def fileno(self) -> int:
+        """A descriptor that is readable once the process has ended; -1: the system has none, or it was closed."""
+
+    def close(self) -> None:
+        """Give that descriptor back; the process is left alone. Idempotent."""
+
 
 class Thread(Protocol):
     """A thread that was started."""
@@ -125,6 +132,15 @@ class Spawner(ABC):
     ) -> Process:
         """Start a child by argument list, never through a shell."""
 
+    def worker(
+        self, argv: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int] = (), output: int
+    ) -> Process:
+        """Start a child that may ask to die with this process (PR_SET_PDEATHSIG): its parent thread outlives it.
+
+        It is the first of a process group of its own; ``output`` is the descriptor of its stdout and stderr.
+        """
+        raise NotImplementedError(f"{type(self).__name__} starts no workers")
+
     @abstractmethod
     def thread(self, name: str, target: Callable[[], None]) -> Thread:
         """Start a daemon thread."""
@@ -139,6 +155,10 @@ class Entropy:
     def __init__(self, seed: int | None) -> None:
         self._seed = seed
         self._streams: dict[str, random.Random] = {}
+
+    def branch(self, name: str) -> Entropy:
+        """Streams of another part of the engine, independent of these and of those of every other branch."""
+        return Entropy(None if self._seed is None else self.stream(f"branch {name}").getrandbits(63))
 
     def stream(self, name: str) -> random.Random:
         """The stream of that name; the same object at each call."""
@@ -230,36 +250,19 @@ class _QueueTransport(Transport):
         return _QueueChannel(line, back, there), _QueueChannel(line, there, back)
 
 
-class _SystemProcess:
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        self._popen = popen
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    def poll(self) -> int | None:
-        return self._popen.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        try:
-            return self._popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"process {self.pid} is still running") from None
-
-    def kill(self) -> None:
-        self._popen.kill()
-
-
 class _SystemSpawner(Spawner):
+    def __init__(self) -> None:
+        self._parent = Parent()
+
     def process(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
     ) -> Process:
-        return _SystemProcess(
-            subprocess.Popen(
-                list(argv), env=None if env is None else dict(env), pass_fds=tuple(pass_fds), stdin=subprocess.DEVNULL
-            )
-        )
+        return SystemProcess(start_process(argv, env, pass_fds, None))
+
+    def worker(
+        self, argv: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int] = (), output: int
+    ) -> Process:
+        return self._parent.start(argv, env, pass_fds, output)
 
     def thread(self, name: str, target: Callable[[], None]) -> Thread:
         thread = threading.Thread(name=name, target=target, daemon=True)

@@ -1,0 +1,293 @@
+"""The folder in which one running engine keeps its sockets and other names: private, locked, and cleaned up after.
+
+Layout: ``ROOT/NAME/lock`` is held (``flock``) as long as the engine lives, whatever ends it, and
+``ROOT/NAME/manifest`` lists what it took. A folder whose lock can be taken belongs to nobody any more, and the next
+start removes it, with the named segments of its manifest. A folder whose lock is held is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from enginebay.errors import ConfigError, StartFailed
+
+__all__ = ["MAX_SOCKET_PATH", "LazyRunFolder", "RunFolder", "live_folders", "run_root", "socket_path", "sweep"]
+
+MAX_SOCKET_PATH: Final = 107
+"""Bytes of the longest path that a Unix socket can have on Linux, without the zero at its end."""
+
+_ROOM_FOR_NAMES: Final = 24
+"""Bytes that the name of a socket in the folder may have, with its slash."""
+
+_NAME_BYTES: Final = 4
+_TRIES: Final = 16
+_SHM: Final = Path("/dev/shm")  # noqa: S108  # where Linux keeps named segments; only what the manifest names is touched
+_SEGMENT: Final = "segment"
+
+
+class RunFolder:
+    """One engine's own folder. Made by ``make``, held until ``close`` or the process's end, however it comes."""
+
+    def __init__(self, path: Path, lock: int, manifest: int) -> None:
+        self.path = path
+        self._lock = lock
+        self._manifest = manifest
+        self._pid = os.getpid()
+        self._is_open = True
+
+    @classmethod
+    def make(cls, root: Path | None = None) -> RunFolder:
+        """A new folder of mode 0700 under ``root``; the folders of dead engines there are removed first.
+
+        ``root``: ENGINEBAY_RUN, else XDG_RUNTIME_DIR/enginebay, else enginebay-UID where temporary files go.
+        Raises ``ConfigError`` when the root is no private folder of ours, or too long for the sockets in it.
+        """
+        base = _checked_root(root)
+        _sweep(base)
+        for _ in range(_TRIES):
+            path = base / os.urandom(_NAME_BYTES).hex()
+            with contextlib.suppress(FileExistsError, FileNotFoundError, BlockingIOError):
+                # the latter two: somebody who cleans met the folder before it was locked; it is theirs now
+                os.mkdir(path, 0o700)
+                os.chmod(path, 0o700)  # whatever the umask says
+                lock = _lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                try:
+                    os.fchmod(lock, 0o600)
+                    os.write(lock, f"{os.getpid()}\n".encode())
+                    manifest = os.open(path / "manifest", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+                    os.fchmod(manifest, 0o600)
+                except BaseException:
+                    os.close(lock)  # the next start removes it
+                    raise
+                return cls(path, lock, manifest)
+        raise StartFailed(f"no run folder could be made in {base} in {_TRIES} tries; is somebody removing them?")
+
+    def record(self, kind: str, name: str) -> None:
+        """Write down what is about to be taken, so that it can be found when this process is gone. Thread-safe.
+
+        A ``name`` of kind "segment" is a file of /dev/shm, which is removed with the folder; other kinds are for people
+        to read.
+        """
+        line = f"{kind} {name}"
+        if not line.isprintable() or " " in kind:
+            raise ValueError(f"a resource has a kind of one word and a name of printable characters, not {line!r:.200}")
+        os.write(self._manifest, f"{line}\n".encode())  # one write: the line is whole or not there
+
+    def close(self) -> None:
+        """Remove the folder and all in it; idempotent. In a forked child it does nothing: it is the parent's."""
+        if self._is_open and os.getpid() == self._pid:
+            self._is_open = False
+            try:
+                _remove(self.path)
+            finally:
+                os.close(self._manifest)
+                os.close(self._lock)
+
+
+class LazyRunFolder:
+    """A run folder that is made when it is first needed: most engines of one process never need one. Thread-safe."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._guard = threading.Lock()
+        self._folder: RunFolder | None = None
+        self._is_closed = False
+
+    def path(self) -> Path:
+        """The folder. Raises what ``RunFolder.make`` raises."""
+        return self._made().path
+
+    def record(self, kind: str, name: str) -> None:
+        """As ``RunFolder.record``."""
+        self._made().record(kind, name)
+
+    def close(self) -> None:
+        """Remove the folder if it was made; it cannot be made afterwards. Idempotent."""
+        with self._guard:
+            self._is_closed = True
+            if self._folder is not None:
+                self._folder.close()
+
+    def _made(self) -> RunFolder:
+        with self._guard:
+            if self._is_closed:
+                raise StartFailed("the engine has ended, and its run folder with it")
+            if self._folder is None:
+                self._folder = RunFolder.make(self._root)
+            return self._folder
+
+
+def run_root(root: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """Where run folders go; nothing is made. What the environment names is taken as it is, or, for XDG, if usable."""
+    if root is not None:
+        return root.absolute()
+    if named := environ.get("ENGINEBAY_RUN"):
+        return Path(named).absolute()
+    fallback = Path(tempfile.gettempdir()).absolute() / f"enginebay-{os.getuid()}"
+    runtime_dir = environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.isabs(runtime_dir):  # unset, or against its specification
+        return fallback
+    candidate = Path(runtime_dir) / "enginebay"
+    return candidate if _is_ours(Path(runtime_dir)) and _fits(candidate) else fallback
+
+
+def live_folders(root: Path | None = None) -> list[Path]:
+    """The folders of engines of this user that run now, by name."""
+    base = run_root(root)
+    if not base.is_dir() or _fault(base) is not None:
+        return []
+    return [path for path in _folders(base) if _is_held(path)]
+
+
+def sweep(root: Path | None = None) -> None:
+    """Remove what dead engines have left, as the next start would."""
+    base = run_root(root)
+    if base.is_dir() and _fault(base) is None:
+        _sweep(base)
+
+
+def socket_path(folder: Path, name: str) -> Path:
+    """``folder/name``, when a Unix socket can have that path; else ``ConfigError``."""
+    path = folder / name
+    if (length := len(os.fsencode(path))) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"the socket path {path} has {length} bytes, and Linux allows {MAX_SOCKET_PATH}: "
+            "set ENGINEBAY_RUN to a shorter folder"
+        )
+    return path
+
+
+def _checked_root(root: Path | None) -> Path:
+    base = run_root(root)
+    try:
+        base.mkdir(mode=0o700, parents=root is not None)
+        base.chmod(0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"no folder for running engines can be made at {base}: {error.strerror}; set ENGINEBAY_RUN to another"
+        ) from None
+    if (fault := _fault(base)) is not None:
+        raise ConfigError(f"the folder for running engines, {base}, {fault}; or set ENGINEBAY_RUN to another")
+    if not _fits(base):
+        raise ConfigError(
+            f"the folder for running engines, {base}, is too deep: a socket in it would have a path of more than the "
+            f"{MAX_SOCKET_PATH} bytes that Linux allows; set ENGINEBAY_RUN to a shorter one"
+        )
+    return base
+
+
+def _fault(base: Path) -> str | None:
+    """What keeps others from being kept out, and what to do about it."""
+    about = base.lstat()
+    if stat.S_ISLNK(about.st_mode):
+        return "is a symbolic link, which somebody else may move: remove it"
+    if not stat.S_ISDIR(about.st_mode):
+        return "is no folder: remove it"
+    if about.st_uid != os.getuid():
+        return f"belongs to user {about.st_uid}, not to {os.getuid()}: have it removed"
+    if (mode := stat.S_IMODE(about.st_mode) & 0o777) != 0o700:
+        return f"has mode {mode:04o}, and others must not get in: chmod 700 {base}"
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_uid == os.getuid() and os.access(path, os.W_OK | os.X_OK)
+    return False
+
+
+def _fits(base: Path) -> bool:
+    return len(os.fsencode(base)) + 1 + 2 * _NAME_BYTES + _ROOM_FOR_NAMES <= MAX_SOCKET_PATH
+
+
+def _folders(base: Path) -> Iterator[Path]:
+    """What is named as our folders are, and is a folder of ours; anything else in the root is nobody's to touch."""
+    with os.scandir(base) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in names:
+        if len(name) == 2 * _NAME_BYTES and set(name) <= set("0123456789abcdef"):
+            yield base / name
+
+
+def _lock(path: Path, flags: int) -> int:
+    """The open lock file, held. Raises ``BlockingIOError`` when another holds it, and when it was removed meanwhile."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink == 0:
+            raise BlockingIOError("the lock was removed by who held it before")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        os.close(_lock(path / "lock", os.O_RDWR))
+    except BlockingIOError:
+        return True
+    except OSError:  # gone, or not yet there
+        return False
+    return False
+
+
+def _sweep(base: Path) -> None:
+    """Remove the folders of dead engines: those whose lock we get, and those without anything in them."""
+    for path in _folders(base):
+        try:
+            lock = _lock(path / "lock", os.O_RDWR)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):  # not empty: it is being filled, or nothing that we know
+                path.rmdir()
+            continue
+        except OSError:  # held; or not to be opened, and then not to be judged
+            continue
+        try:
+            _remove(path)
+        except OSError:
+            continue  # what cannot be removed now is there for the next start
+        finally:
+            os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    """Remove the named segments, then the folder; the lock goes last, so that one killed in the middle is found."""
+    with contextlib.suppress(OSError):
+        for line in (path / "manifest").read_text(errors="replace").splitlines():
+            kind, _, name = line.partition(" ")
+            if kind == _SEGMENT:
+                _unlink_segment(name)
+    with contextlib.suppress(FileNotFoundError):
+        with os.scandir(path) as entries:
+            inside = [entry for entry in entries if entry.name not in ("lock", "manifest")]
+        for entry in inside:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
+        for name in ("manifest", "lock"):
+            (path / name).unlink(missing_ok=True)
+        path.rmdir()
+
+
+def _unlink_segment(name: str) -> None:
+    """Remove a segment of ours; a name that leads anywhere else is not believed."""
+    path = _SHM / name
+    if "/" in name or not name.strip("."):
+        return
+    with contextlib.suppress(OSError):
+        about = path.lstat()
+        if stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid():
+            path.unlink()
