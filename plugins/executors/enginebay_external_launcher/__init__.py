@@ -1,1 +1,1 @@
-"""Executor ``external_launcher``: one engine per rank, in the processes that torchrun or another launcher has started."""
+"""Executor ``external_launcher``: one engine per rank, in the processes that torchrun or another has started."""

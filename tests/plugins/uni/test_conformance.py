@@ -5,4 +5,5 @@ from enginebay.testing import ExecutorSuite
 
 class TestUni(ExecutorSuite):
     name = "uni"
+    world_sizes = (1,)
     patience = 30.0

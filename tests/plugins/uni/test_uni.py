@@ -208,7 +208,7 @@ def test_a_process_that_ends_in_the_middle_of_a_step_ends_well(driver: ExecutorD
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "in the middle\n", "")
-    assert (folder / "closed").exists()  # the worker ended in good order first
+    assert (folder / "closed-0").exists()  # the worker ended in good order first
 
 
 def test_threads_bear_our_name(driver: ExecutorDriver) -> None:
