@@ -25,7 +25,8 @@ from enginebay_runner_v1.invariant_products import (
     relaid,
 )
 from enginebay_runner_v1.invariant_rules import NoRule, Rule, in_words
-from enginebay_runner_v1.probe import LayerShape
+from enginebay_runner_v1.probe import Run, run_whole
+from enginebay_runner_v1.shapes import LayerShape
 
 __all__ = ["Invariance", "make_invariant"]
 
@@ -39,10 +40,15 @@ class Invariance:
     words: str
 
 
-def make_invariant(model: Any, attention: list[Any], shapes: Iterable[LayerShape], block_size: int) -> Invariance:
-    """Change the model's modules so that a row's result is its own. Raises ``CapabilityError`` when that cannot be."""
+def make_invariant(
+    model: Any, attention: list[Any], shapes: Iterable[LayerShape], block_size: int, run: Run = run_whole
+) -> Invariance:
+    """Change the model's modules so that a row's result is its own. Raises ``CapabilityError`` when that cannot be.
+
+    ``run`` makes a forward of a model of which this rank has a part.
+    """
     model.config._experts_implementation = "eager"  # one product for each expert, where the model has experts
-    seen = audit(model, attention)
+    seen = audit(model, attention, run)
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     weights = {**{weight_key(linear.weight): linear.weight for linear in linears}, **seen.weights}
     rules = {key: _rule(model, weight, seen) for key, weight in weights.items()}

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from enginebay.errors import CapabilityError
+from enginebay_runner_v1.probe import Run, run_whole
 
 __all__ = ["Audit", "Curve", "MatrixCall", "audit", "matrix_call", "weight_key"]
 
@@ -161,8 +162,11 @@ def _tracking(model: torch.nn.Module, stack: list[torch.nn.Module]) -> Iterator[
             handle.remove()
 
 
-def audit(model: Any, attention: list[Any]) -> Audit:
-    """Run a few tokens through the model. Raises ``CapabilityError`` for a call that cannot be made independent."""
+def audit(model: Any, attention: list[Any], run: Run = run_whole) -> Audit:
+    """Run a few tokens through the model, of which this rank may have a part.
+
+    Raises ``CapabilityError`` for a call that cannot be made independent.
+    """
     seen = Audit()
     recorder = _Recorder(seen)
     for module in attention:
@@ -170,7 +174,8 @@ def audit(model: Any, attention: list[Any]) -> Audit:
     positions = torch.arange(_TOKENS, device=model.device).unsqueeze(0)
     try:
         with torch.inference_mode(), _tracking(model, recorder.stack), recorder:
-            model(input_ids=positions % model.config.vocab_size, position_ids=positions, use_cache=False)
+            ids = positions % model.config.vocab_size
+            run(model, {"input_ids": ids, "position_ids": positions, "use_cache": False}, positions[0])
     finally:
         for module in attention:
             del module.eb

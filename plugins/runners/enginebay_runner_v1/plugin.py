@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import ModelRunner, NoOptions, RunnerCapabilities, RunnerContext, RunnerPlugin
 from enginebay_runner_v1.families import supports
+from enginebay_runner_v1.known_parallel import splits
 
 __all__ = ["enginebay_register_runners"]
 
@@ -40,9 +41,19 @@ def enginebay_register_runners() -> list[RunnerPlugin[NoOptions]]:
             name="v1",
             summary="Eager: transformers' own modules with paged attention through its attention interface.",
             factory=_make,
-            capabilities=RunnerCapabilities(devices=("cpu", "cuda"), features=_FEATURES, attention="paged_sdpa"),
+            capabilities=RunnerCapabilities(
+                devices=("cpu", "cuda"),
+                features=_FEATURES,
+                sleep=True,
+                update_weights=True,
+                send_weights=True,
+                tensor_parallel=True,
+                pipeline_parallel=True,
+                attention="paged_sdpa",
+            ),
             requires_modules={"torch": "torch", "transformers": "transformers"},
             supports=supports,
+            splits=splits,
             preference=10,
         )
     ]

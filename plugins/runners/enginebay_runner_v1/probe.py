@@ -11,21 +11,23 @@ What the probe saw is also what the KV cache is made for: heads, widths and wind
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from enginebay.errors import ModelError
-from enginebay.messages import KVCacheGroup, KVCacheSpec
+from enginebay.errors import EnginebayError, ModelError
 from enginebay.models import one_line
 from enginebay_runner_v1.attention import PROBING, register_probe
-from enginebay_runner_v1.families import ROPE_TYPES
 from enginebay_runner_v1.masks import MaskRules
+from enginebay_runner_v1.probe_config import check_kept, check_ropes, check_windows
+from enginebay_runner_v1.shapes import LayerShape
 
-__all__ = ["LayerShape", "attention_modules", "kv_spec", "kv_words", "probe"]
+__all__ = ["Run", "attention_modules", "probe", "run_whole"]
+
+Run = Callable[[Any, Mapping[str, Any], torch.Tensor], torch.Tensor]
+"""One forward of a model with these inputs, for the logits of these tokens; what leaves this rank's layers or head."""
 
 _SERVED = frozenset({"scaling", "sliding_window", "dropout", "softcap", "s_aux"})
 _HARMLESS = frozenset(
@@ -41,23 +43,6 @@ _TOLERANCE = {torch.float32: 1e-3}
 _HALF_TOLERANCE = 5e-2
 """How far a token may be off, in shares of the largest value: rows are summed in another order."""
 _MAX_DETAIL = 400
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What one layer's attention works on. ``key_width`` and ``value_width``: numbers of one head; ``window``: tokens
-    that a token sees, its own included; None: all."""
-
-    heads: int
-    kv_heads: int
-    key_width: int
-    value_width: int
-    window: int | None
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers of the cache one token takes."""
-        return self.kv_heads * (self.key_width + self.value_width)
 
 
 @dataclass(slots=True)
@@ -154,39 +139,48 @@ def _same(now: torch.Tensor, then: torch.Tensor, dim: int) -> bool:
     return torch.allclose(now, then, rtol=0.0, atol=tolerance, equal_nan=True)
 
 
-def attention_modules(model: Any) -> list[Any]:
-    """The modules that call attention, by layer. Raises ``ModelError`` when they are not one per layer."""
+def attention_modules(model: Any, layers: range | None = None) -> list[Any]:
+    """The modules that call attention in these layers (None: all). Raises ``ModelError`` when they are not one each."""
     found = [m for m in model.modules() if type(m).__name__.endswith("Attention") and hasattr(m, "layer_idx")]
-    layers = int(model.config.num_hidden_layers)
-    if not found or [m.layer_idx for m in found] != list(range(layers)):
+    wanted = range(int(model.config.num_hidden_layers)) if layers is None else layers
+    if not found or [m.layer_idx for m in found] != list(wanted):
         raise ModelError(
-            f"{type(model).__name__} has {len(found)} attention modules for {layers} layers: not one in each"
+            f"{type(model).__name__} has {len(found)} attention modules for {len(wanted)} layers: not one in each"
         )
     return found
 
 
-def probe(model: Any) -> tuple[LayerShape, ...]:
+def run_whole(model: Any, inputs: Mapping[str, Any], keep: torch.Tensor) -> torch.Tensor:
+    """One forward of a model that is whole: logits ``[1, len(keep), vocab]``."""
+    logits: torch.Tensor = model(**inputs, logits_to_keep=keep).logits
+    return logits
+
+
+def probe(model: Any, run: Run = run_whole, layers: range | None = None) -> tuple[LayerShape, ...]:
     """Run ``_TOKENS`` tokens through the model twice; what each layer's attention works on, by layer.
+
+    ``run`` makes a forward of a model of which this rank has a part, ``layers`` are those that it has (None: all).
 
     Raises ``ModelError`` for a model that paged attention would not run exactly.
     """
-    _check_ropes(model)
-    modules = attention_modules(model)
+    check_ropes(model)
+    layers = range(int(model.config.num_hidden_layers)) if layers is None else layers
+    modules = attention_modules(model, layers)
     calls: list[int] = []
     rules = MaskRules()
     length = getattr(model.config, "max_position_embeddings", None)
-    for layer, module in enumerate(modules):
+    for layer, module in zip(layers, modules, strict=True):
         module.eb = _Recorder(layer, calls, rules, length, getattr(module, "num_key_value_groups", None))
     recorders = [module.eb for module in modules]
     name = model.config._attn_implementation
     register_probe(rules.add)
     try:
         model.config._attn_implementation = PROBING
-        first = _forward(model, _FIRST)
-        _check_calls(model, calls, len(modules))
+        first = _forward(model, _FIRST, run)
+        _check_calls(model, calls, layers)
         calls.clear()
-        second = _forward(model, _SECOND)
-        _check_calls(model, calls, len(modules))
+        second = _forward(model, _SECOND, run)
+        _check_calls(model, calls, layers)
     finally:
         model.config._attn_implementation = name
         for module in modules:
@@ -198,103 +192,29 @@ def probe(model: Any) -> tuple[LayerShape, ...]:
         )
     shapes = tuple(recorder.shape for recorder in recorders if recorder.shape is not None)
     assert len(shapes) == len(modules), "a layer that was called has no shape"
-    _check_windows(model.config, shapes)
-    _check_kept(model.config, shapes, length)
+    check_windows(model.config, shapes, layers)
+    check_kept(model.config, shapes, layers, length)
     return shapes
 
 
-def _forward(model: Any, at: list[int]) -> torch.Tensor:
-    """Logits ``[1, _TOKENS, vocab]`` of the tokens at these positions."""
+def _forward(model: Any, at: list[int], run: Run) -> torch.Tensor:
+    """``[1, _TOKENS, …]``: what leaves this rank for the tokens at these positions, logits where it has the head."""
     positions = torch.tensor([at], device=model.device)
     ids = (positions + 1) % model.config.vocab_size
     keep = torch.arange(_TOKENS, device=model.device)
     try:
         with torch.inference_mode():
-            output = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep)
-        logits: torch.Tensor = output.logits
-    except (ModelError, MemoryError, torch.OutOfMemoryError):
+            return run(model, {"input_ids": ids, "position_ids": positions, "use_cache": False}, keep)
+    except (EnginebayError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a value of config.json that only shows when the model runs
         why = one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", _MAX_DETAIL)
         raise ModelError(f"{type(model).__name__} does not run as config.json describes it: {why}") from error
-    return logits
 
 
-def _check_calls(model: Any, calls: list[int], layers: int) -> None:
-    if calls != list(range(layers)):
+def _check_calls(model: Any, calls: list[int], layers: range) -> None:
+    if calls != list(layers):
         raise ModelError(
             f"{type(model).__name__}: attention was called by layers {calls}, "
-            f"instead of once by each of {layers} in order; runner v1 cannot run it exactly"
+            f"instead of once by each of {len(layers)} in order; runner v1 cannot run it exactly"
         )
-
-
-def _check_ropes(model: Any) -> None:
-    """Frequencies that follow the length of a batch are right for none of its requests."""
-    for name, module in model.named_modules():
-        named = getattr(module, "rope_type", None)
-        for rope in named.values() if isinstance(named, dict) else [named]:
-            if rope is not None and rope not in ROPE_TYPES:
-                raise ModelError(f"{name} has rope type {rope!r}; run exactly are {', '.join(ROPE_TYPES)}")
-
-
-def _check_windows(config: Any, seen: tuple[LayerShape, ...]) -> None:
-    """Where config.json says the kind of each layer, the windows are those: a class that does not read it ignores it.
-
-    Raises ``ModelError`` for the first layer that sees more or less than the config says.
-    """
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return
-    if len(kinds) != len(seen):
-        raise ModelError(f"config.json has layer_types for {len(kinds)} layers, and the model has {len(seen)}")
-    for layer, (kind, shape) in enumerate(zip(kinds, seen, strict=True)):
-        said = getattr(config, "sliding_window", None) if kind == "sliding_attention" else None
-        if shape.window != said or (kind == "sliding_attention" and said is None):
-            raise ModelError(
-                f"layer {layer} attends with a window of {shape.window}, and config.json has it as '{kind}' "
-                f"with {said}: it cannot be run exactly"
-            )
-
-
-def _check_kept(config: Any, seen: tuple[LayerShape, ...], length: int | None) -> None:
-    """What transformers' own cache keeps is what the layers see: it cuts off by names in config.json, read or not.
-
-    Raises ``ModelError`` for the first layer of which the cache would keep fewer tokens than its mask shows.
-    """
-    from transformers import DynamicCache
-
-    for layer, (kept, shape) in enumerate(zip(DynamicCache(config=config).layers, seen, strict=False)):
-        window = getattr(kept, "sliding_window", None)
-        if window is not None and window < (shape.window or length or window + 1):
-            raise ModelError(
-                f"layer {layer} sees {'all tokens' if shape.window is None else f'{shape.window} tokens'}, and "
-                f"transformers' cache keeps {window} of them, as config.json says: it cannot be run exactly"
-            )
-
-
-def kv_spec(shapes: tuple[LayerShape, ...], block_size: int, element_size: int) -> KVCacheSpec:
-    """The KV cache that these layers need; ``element_size`` is bytes of one number in the cache.
-
-    One group: blocks behind a layer's window are kept, so a window is the attention's business alone.
-    """
-    numbers = block_size * sum(shape.numbers for shape in shapes)
-    return KVCacheSpec(
-        groups=(
-            KVCacheGroup(
-                layers=tuple(range(len(shapes))), block_size=block_size, bytes_per_block=numbers * element_size
-            ),
-        )
-    )
-
-
-def kv_words(shapes: tuple[LayerShape, ...]) -> str:
-    """What the cache holds, for people: "30 layers of 3 KV heads, k 64, v 64; window 512 in 25 of 30 layers"."""
-    counted = Counter(f"{_some(s.kv_heads, 'KV head')}, k {s.key_width}, v {s.value_width}" for s in shapes)
-    windows = Counter(s.window for s in shapes if s.window is not None)
-    parts = [f"{_some(count, 'layer')} of {what}" for what, count in counted.items()]
-    parts += [f"window {window} in {count} of {len(shapes)} layers" for window, count in windows.items()]
-    return "; ".join(parts)
-
-
-def _some(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

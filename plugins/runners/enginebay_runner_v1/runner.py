@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from enginebay.interfaces import ModelRunner, NoOptions, RunnerContext
-from enginebay.messages import KVCacheSpec, ModelRunnerOutput, PromptLogprobs, SchedulerOutput, TokenLogprob
+from enginebay.interfaces import NoOptions, RunnerContext
+from enginebay.messages import (
+    KVCacheSpec,
+    ModelRunnerOutput,
+    PromptLogprobs,
+    SchedulerOutput,
+    TokenLogprob,
+)
 from enginebay.worker import RequestTable, Row, ScheduledRow
-from enginebay.worker.loader import load_causal_lm, torch_dtype
+from enginebay.worker.loader import WeightSource, load_causal_lm, torch_dtype
+from enginebay.worker.loader_empty import empty_causal_lm, weights_of
 from enginebay.worker.sampling import Draw, draw_tokens
 from enginebay_runner_v1.attention import ATTENTION, LayerBinding, PagedCache, bind_step, register
 from enginebay_runner_v1.batch import Chunk, lay_out, lay_out_tokens
-from enginebay_runner_v1.invariant import Invariance, make_invariant
+from enginebay_runner_v1.invariant import make_invariant
 from enginebay_runner_v1.invariant_attention import InvariantBinding
 from enginebay_runner_v1.invariant_check import Part, check_whole
-from enginebay_runner_v1.probe import LayerShape, attention_modules, kv_spec, kv_words, probe
+from enginebay_runner_v1.probe import attention_modules, probe
 from enginebay_runner_v1.prompts import ROWS_AT_ONCE, body_outputs, logprobs_in_chunks, prompt_targets
+from enginebay_runner_v1.shapes import kv_spec, kv_words
+from enginebay_runner_v1.weights import WeightLife, num_bytes
 
 __all__ = ["RunnerV1"]
 
@@ -41,37 +50,75 @@ class _Span:
     top: int = 0
 
 
-class RunnerV1(ModelRunner[NoOptions]):
+class RunnerV1(WeightLife):
     """See the module."""
 
     def __init__(self, context: RunnerContext[NoOptions]) -> None:
         super().__init__(context)
         self.table = RequestTable()
-        self._model: Any = None
-        self._shapes: tuple[LayerShape, ...] = ()
-        self._cache: PagedCache | None = None
-        self._invariance: Invariance | None = None
 
     def load_model(self) -> None:
         """Map the weights, then probe the attention of each layer."""
+        self._load(None)
+
+    def _load(self, weights: WeightSource | None) -> None:
+        """From these weights; None: the model folder's own."""
         register()
-        context = self.context
-        self._model = load_causal_lm(
-            Path(context.model.path),
-            architecture=context.model.architecture,
-            dtype=context.dtype,
-            device=context.device.name(),
-            attention=ATTENTION,
-        )
-        self._shapes = probe(self._model)
+        context, share = self.context, self._share
+        with share.agreed():
+            self._model = load_causal_lm(
+                Path(context.model.path),
+                architecture=context.model.architecture,
+                dtype=context.dtype,
+                device=context.device.name(),
+                attention=ATTENTION,
+                part=share,
+                weights=weights,
+            )
+        self._look()
+
+    def load_empty(self) -> None:
+        """The same module over weights of any content; a peer fills them."""
+        register()
+        context, share = self.context, self._share
+        with share.agreed():
+            self._model = empty_causal_lm(
+                Path(context.model.path),
+                architecture=context.model.architecture,
+                dtype=context.dtype,
+                device=context.device.name(),
+                attention=ATTENTION,
+                part=share,
+            )
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """This rank's, tied ones once."""
+        return weights_of(self._model)
+
+    def weights_received(self) -> None:
+        """Look at the model, as after a load."""
+        self._look()
+
+    def _look(self) -> None:
+        """Probe the attention of each layer, and make the steps independent of the batch if that was asked for."""
+        context, share = self.context, self._share
+        self._weight_bytes = num_bytes(self._model)
+        with body_outputs(self._model) as outputs:
+            self._shapes = probe(self._model, share.run, share.layers(self._model))
+        modules = self._attention_modules()
+        share.check_split(self._model, modules, self._shapes, outputs[0].last_hidden_state)
         if context.batch_invariant:
-            modules = attention_modules(self._model)
-            self._invariance = make_invariant(self._model, modules, self._shapes, context.block_size)
+            self._invariance = make_invariant(self._model, modules, self._shapes, context.block_size, share.run)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """One group for all layers, of the shapes that the probe saw."""
         assert self._shapes, "kv_cache_spec before load_model"
-        return kv_spec(self._shapes, self.context.block_size, torch_dtype(self.context.cache_dtype).itemsize)
+        return kv_spec(
+            self._shapes,
+            self.context.block_size,
+            torch_dtype(self.context.cache_dtype).itemsize,
+            self._share.layers(self._model).start,
+        )
 
     def profile_run(self) -> None:
         """Run the largest step: whole prompts up to the token budget, each of which draws."""
@@ -101,7 +148,7 @@ class RunnerV1(ModelRunner[NoOptions]):
         self._bind(num_blocks)
 
     def _bind(self, num_blocks: int) -> None:
-        context, device = self.context, self._model.device
+        context, device = self.context, torch.device(self.context.device.name())
         dtype = torch_dtype(context.cache_dtype)
 
         def pages(kv_heads: int, width: int) -> torch.Tensor:
@@ -110,7 +157,14 @@ class RunnerV1(ModelRunner[NoOptions]):
         self._cache = PagedCache(
             tuple((pages(s.kv_heads, s.key_width), pages(s.kv_heads, s.value_width)) for s in self._shapes)
         )
-        for layer, module in enumerate(attention_modules(self._model)):
+        self._num_blocks = num_blocks
+        self._attach()
+
+    def _attach(self) -> None:
+        """Give every layer the cache, if there are both by now."""
+        if self._cache is None or self._model is None:
+            return
+        for layer, module in enumerate(self._attention_modules()):
             module.eb = self._binding(self._cache, layer)
 
     def _binding(self, cache: PagedCache, layer: int) -> LayerBinding:
@@ -119,8 +173,11 @@ class RunnerV1(ModelRunner[NoOptions]):
             return LayerBinding(cache, layer, window)
         return InvariantBinding(cache, layer, window, fixed.attention, fixed.tile)
 
+    def _attention_modules(self) -> list[Any]:
+        return attention_modules(self._model, self._share.layers(self._model))
+
     def _unbind(self) -> None:
-        for module in attention_modules(self._model) if self._model is not None else []:
+        for module in self._attention_modules() if self._model is not None else []:
             module.__dict__.pop("eb", None)
         self._cache = None
 
@@ -148,7 +205,10 @@ class RunnerV1(ModelRunner[NoOptions]):
             return self.table.finish_step({})
         logits, prompts = self._forward([_span_of(part) for part in scheduled])
         drawing = [part.row for part in scheduled if part.samples]
+        if not self._share.answers:
+            return self._finish_elsewhere(drawing)
         drawn = draw_tokens(logits, [self._draw_of(row) for row in drawing])
+        self._share.drawn(drawn.token_ids, len(drawing))
         sampled = {
             row.request_id: (token,) for row, token in zip(drawing, drawn.token_ids, strict=True) if token is not None
         }
@@ -169,6 +229,15 @@ class RunnerV1(ModelRunner[NoOptions]):
             prompt_logprobs=prompt_logprobs,
         )
 
+    def _finish_elsewhere(self, drawing: Sequence[Row]) -> ModelRunnerOutput:
+        """The end of a step whose tokens the last stage draws: this one remembers them too."""
+        told = self._share.drawn([], len(drawing))
+        tokens = {row.request_id: token for row, token in zip(drawing, told, strict=True)}
+        return self.table.finish_step(
+            {request_id: (token,) for request_id, token in tokens.items() if token is not None},
+            {request_id: "its logits are at fault" for request_id, token in tokens.items() if token is None},
+        )
+
     def _draw_of(self, row: Row) -> Draw:
         eos = self.context.model.eos_token_ids
         return Draw(row.params, row.token_ids, row.num_prompt_tokens, row.seed, row.choice, eos)
@@ -178,7 +247,7 @@ class RunnerV1(ModelRunner[NoOptions]):
         """Run these spans, whose keys and values are in the cache afterwards.
 
         Returns logits ``[drawing rows, vocab_size]``, and for each span with targets, by its index, their
-        log-probabilities, or what is wrong with its logits.
+        log-probabilities, or what is wrong with its logits. A stage before the last has activations instead.
         """
         assert self._cache is not None, "a step before initialize_kv_cache"
         device = self._model.device
@@ -198,8 +267,10 @@ class RunnerV1(ModelRunner[NoOptions]):
         }
         asking = [index for index, span in enumerate(spans) if span.targets]
         with body_outputs(self._model) as outputs:
-            logits: torch.Tensor = self._model(**inputs, logits_to_keep=keep.to(device)).logits[0]
-        prompts = {}
+            logits = self._share.run(self._model, inputs, keep.to(device))[0]
+        prompts: dict[int, list[TokenLogprob] | str] = {}
+        if not self._share.answers:
+            return logits[keep.to(device)], prompts
         for index in asking:
             span, begin = spans[index], int(last[index]) + 1 - len(spans[index].token_ids)
             rows = range(begin, begin + len(span.targets))
@@ -208,7 +279,7 @@ class RunnerV1(ModelRunner[NoOptions]):
 
     def in_force(self) -> dict[str, str]:
         """What runs."""
-        common = {"execution": "eager", "kv_cache": kv_words(self._shapes)}
+        common = {"execution": "eager", "kv_cache": kv_words(self._shapes), **self._share.words()}
         if self._invariance is None:
             return {"attention": "paged_sdpa", **common}
         return {"attention": "paged_tiles", **common, "batch_invariant": self._invariance.words}
@@ -216,6 +287,7 @@ class RunnerV1(ModelRunner[NoOptions]):
     def close(self) -> None:
         """Drop model and cache; also after a failed load."""
         self._unbind()
+        self._incoming = None
         self._model = None
         self._shapes = ()
         self._invariance = None

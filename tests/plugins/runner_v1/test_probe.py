@@ -12,7 +12,8 @@ import torch
 from enginebay.errors import ModelError
 from enginebay.worker.loader import load_causal_lm
 from enginebay_runner_v1.attention import ATTENTION, register
-from enginebay_runner_v1.probe import LayerShape, kv_spec, probe
+from enginebay_runner_v1.probe import probe
+from enginebay_runner_v1.shapes import LayerShape, kv_spec
 from support.tiny_models import edit_config, make_model
 
 

@@ -12,7 +12,7 @@ import torch
 
 from enginebay.messages import KVCacheGroup, KVCacheSpec, SamplingParams
 from enginebay.testing import RunnerDriver, start_runner
-from enginebay_runner_v1.probe import LayerShape, kv_words
+from enginebay_runner_v1.shapes import LayerShape, kv_words
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 

@@ -1,0 +1,117 @@
+"""This rank's part of the model and of every step, from its place and its groups: tensor ranks, stages, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from enginebay.errors import ModelError, WorkerFailed
+from enginebay.interfaces import NoOptions, RunnerContext
+from enginebay.worker.names import Place
+from enginebay_runner_v1.collectives import PipelineGroup, TensorGroup, world_agrees
+from enginebay_runner_v1.pipeline import PipelineStage
+from enginebay_runner_v1.sharding import TensorSplit
+
+__all__ = ["WorldShare"]
+
+
+class WorldShare:
+    """What one rank of a world of several does; ``split`` and ``stage`` are None where there is one of them alone.
+
+    A part for ``load_causal_lm``: stages are taken first, so that a layer of another stage is not looked at.
+    """
+
+    def __init__(self, context: RunnerContext[NoOptions]) -> None:
+        place, world, groups = context.place, context.world, context.groups
+        self._world = groups.world
+        self._device = torch.device(context.device.name())
+        self.split: TensorSplit | None = None
+        self.stage: PipelineStage | None = None
+        if world.tensor_parallel_size > 1:
+            self.split = TensorSplit(
+                TensorGroup(groups.tensor, place.tensor_rank, world.tensor_parallel_size, context.batch_invariant)
+            )
+        if world.pipeline_parallel_size > 1:
+            self.stage = PipelineStage(
+                PipelineGroup(groups.pipeline, place.pipeline_rank, world.pipeline_parallel_size)
+            )
+
+    def layers(self, model: Any) -> range:
+        """The layers that this rank runs."""
+        return range(int(model.config.num_hidden_layers)) if self.stage is None else self.stage.layers
+
+    @property
+    def answers(self) -> bool:
+        """Whether logits are known here."""
+        return self.stage is None or self.stage.is_last
+
+    def prepare(self, model: Any) -> None:
+        """See ``WorldPart``."""
+        if self.split is not None:
+            self.split.prepare(model)
+        if self.stage is not None:
+            self.stage.prepare(model)
+
+    def keeps(self, name: str) -> bool:
+        """See ``WorldPart``."""
+        return all(part.keeps(name) for part in (self.split, self.stage) if part is not None)
+
+    def copies(self, place: Place) -> bool:
+        """See ``WorldPart``."""
+        return self.split is not None and self.split.copies(place)
+
+    def cut(self, place: Place, whole: torch.Tensor, own_rows: int) -> torch.Tensor:
+        """See ``WorldPart``."""
+        return whole if self.split is None else self.split.cut(place, whole, own_rows)
+
+    def run(self, model: Any, inputs: Mapping[str, Any], keep: torch.Tensor) -> torch.Tensor:
+        """One forward: logits ``[1, len(keep), vocab]`` where they are known, else this stage's activations."""
+        if self.stage is not None:
+            return self.stage.run(model, inputs, keep)
+        logits: torch.Tensor = model(**inputs, logits_to_keep=keep).logits
+        return logits
+
+    def drawn(self, token_ids: list[int | None], count: int) -> list[int | None]:
+        """What was drawn for ``count`` rows, on every stage; None for a row whose logits are at fault."""
+        if self.stage is None:
+            return token_ids
+        ids = torch.full((count,), -1, dtype=torch.int64, device=self._device)
+        if self.stage.is_last:
+            ids.copy_(torch.tensor([-1 if token is None else token for token in token_ids], dtype=torch.int64))
+        told = self.stage.group.from_last(ids).tolist()
+        return [None if token < 0 else token for token in told]
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Whatever is done within is done by every rank, or every rank fails; nobody waits for one that did."""
+        try:
+            yield
+        except Exception:
+            world_agrees(self._world, fine=False, device=self._device)
+            raise
+        if not world_agrees(self._world, fine=True, device=self._device):
+            raise WorkerFailed("another rank of the world failed to load its part of the model: see its error")
+
+    def words(self) -> dict[str, str]:
+        """What is split how, for people."""
+        words = {}
+        if self.split is not None:
+            words["tensor parallel"] = self.split.words()
+        if self.stage is not None:
+            first, last = self.stage.layers.start, self.stage.layers.stop - 1
+            words["pipeline parallel"] = (
+                f"stage {self.stage.group.stage + 1} of {self.stage.group.size}: layers {first} to {last}"
+            )
+        return words
+
+    def check_split(self, model: Any, modules: list[Any], shapes: tuple[Any, ...], hidden: torch.Tensor | None) -> None:
+        """After the probe; see ``TensorSplit.check``."""
+        if self.split is None:
+            return
+        if hidden is None:
+            raise ModelError(f"{type(model).__name__}: what leaves its layers was not seen")
+        names = {module: name for name, module in model.named_modules()}
+        self.split.check(shapes, [names[module] for module in modules], hidden)

@@ -1,0 +1,136 @@
+"""Rest and other weights: what a runner that has loaded gives back, brings back, and puts in its weights' place.
+
+Other weights are loaded as the first ones were, by the same loader and past the same checks, into a second runner
+beside this one, whose model then takes the old one's place. So this rank's part, tied weights, dtypes and merged
+experts are as they would be at a start, and until the last moment the old weights are untouched. It costs the memory
+of both for that long; weights that stay mapped from their file cost none.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from enginebay.errors import ModelError
+from enginebay.interfaces import ModelRunner, NoOptions, RunnerContext
+from enginebay.messages import FinishWeightUpdate, StartWeightUpdate, WeightsChunk
+from enginebay.worker.loader import FolderWeights, WeightSource
+from enginebay.worker.loader_empty import weights_of
+from enginebay.worker.loader_sources import GivenWeights
+from enginebay_runner_v1.attention import PagedCache
+from enginebay_runner_v1.invariant import Invariance
+from enginebay_runner_v1.parallel import WorldShare
+from enginebay_runner_v1.shapes import LayerShape
+
+__all__ = ["WeightLife", "num_bytes"]
+
+_ROOM: Final = 4
+"""So many times the weights may take as tensors: they may be given in a wider dtype, and tied ones twice."""
+
+
+class _Incoming:
+    """A weight update between its start and its end: a folder, or tensors that come in pieces."""
+
+    def __init__(self, path: str, room: int) -> None:
+        """``room``: bytes that tensors may take. Raises ``ModelError`` for a folder without readable weights."""
+        self.source: WeightSource
+        self._given: GivenWeights | None = None
+        if path:
+            self.source = FolderWeights(Path(path))
+            self.source.headers()
+        else:
+            self.source = self._given = GivenWeights(room)
+
+    @property
+    def given(self) -> GivenWeights:
+        """Where pieces go. Raises ``ModelError`` when the weights come from a folder."""
+        if self._given is None:
+            raise ModelError("tensors came, and the update that was started reads them from a folder")
+        return self._given
+
+
+def num_bytes(model: Any) -> int:
+    """What the weights of a model take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights_of(model).values())
+
+
+def _move(model: Any, device: torch.device) -> None:
+    """Move every weight in place: whoever holds a parameter goes on to hold it. A no-op for those that are there."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(device)
+    gc.collect()
+
+
+class WeightLife(ModelRunner[NoOptions]):
+    """The half of ``RunnerV1`` that rests and changes its weights; the other half loads and runs."""
+
+    def __init__(self, context: RunnerContext[NoOptions]) -> None:
+        super().__init__(context)
+        self._model: Any = None
+        self._shapes: tuple[LayerShape, ...] = ()
+        self._cache: PagedCache | None = None
+        self._invariance: Invariance | None = None
+        self._share = WorldShare(context)
+        self._incoming: _Incoming | None = None
+        self._num_blocks = 0
+        self._weight_bytes = 0
+
+    @abstractmethod
+    def _load(self, weights: WeightSource | None) -> None: ...
+
+    @abstractmethod
+    def _bind(self, num_blocks: int) -> None: ...
+
+    @abstractmethod
+    def _attach(self) -> None: ...
+
+    @abstractmethod
+    def _unbind(self) -> None: ...
+
+    def sleep(self, level: int) -> None:
+        """Drop the cache; level 1 moves the weights to host memory, where those of a CPU are already."""
+        self._unbind()
+        if level > 1:
+            self._model = None
+        else:
+            _move(self._model, torch.device("cpu"))
+
+    def wake_up(self, tags: frozenset[str]) -> None:
+        """Move the weights back, and reserve a cache of the same size."""
+        if "weights" in tags:
+            _move(self._model, torch.device(self.context.device.name()))
+        if "kv_cache" in tags:
+            self._bind(self._num_blocks)
+
+    def start_weight_update(self, update: StartWeightUpdate) -> None:
+        """A folder is looked at now, and loaded at the end: the files may not change until then."""
+        self._incoming = _Incoming(update.path, _ROOM * self._weight_bytes * len(self.context.world.ranks))
+
+    def update_weights_chunk(self, chunk: WeightsChunk) -> None:
+        """Keep them in host memory."""
+        assert self._incoming is not None, "the worker keeps the order"
+        for piece in chunk.pieces:
+            self._incoming.given.put(piece)
+
+    def finish_weight_update(self, finish: FinishWeightUpdate) -> None:
+        """Load them into a runner of their own, try that one, and take its model; or keep ours."""
+        assert self._incoming is not None, "the worker keeps the order"
+        other = type(self)(self.context)
+        other._load(self._incoming.source)
+        if other._shapes != self._shapes:
+            raise ModelError("the new weights make another KV cache than the old ones: start an engine on them")
+        other._cache, other._num_blocks = self._cache, self._num_blocks
+        other._attach()
+        if self._cache is not None:
+            other.warm_up()
+        self._model, self._share, self._invariance = other._model, other._share, other._invariance
+        self._incoming = None
+
+    def abort_weight_update(self) -> None:
+        """Drop what came."""
+        self._incoming = None
