@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +22,11 @@ for _name in list(os.environ):
     if _name.startswith(("ENGINEBAY__", "OTEL_")):
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# run folders of these tests' own: another process's are not mistaken for theirs; short, for the sockets in them
+RUN = Path(tempfile.mkdtemp(prefix="eb-"))
+os.environ["ENGINEBAY_RUN"] = str(RUN)
+atexit.register(shutil.rmtree, RUN, ignore_errors=True)
 
 # a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that: tests are about hearing it
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,13 +62,17 @@ def _segments() -> dict[object, str]:
     return {e.name: f"file {e}" for e in SHM.glob("*") if "enginebay" in e.name or pid in e.name}
 
 
+def _run_folders() -> dict[object, str]:
+    return {path: f"run folder {path}" for path in RUN.glob("*")}
+
+
 def _left() -> dict[object, str]:
-    return {**_children(), **_threads(), **_segments()}
+    return {**_children(), **_threads(), **_segments(), **_run_folders()}
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaves processes, threads or shared-memory files; they have two seconds to go."""
+    """Fail a test that leaves processes, threads, shared-memory files or run folders; they have two seconds to go."""
     before = set(_left())
     yield
     deadline = time.monotonic() + GRACE

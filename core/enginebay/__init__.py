@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginebay.engine.answers import Choice, Completion
-    from enginebay.engine.async_llm import AsyncLLM
-    from enginebay.engine.llm import LLM
+    from enginebay.engine.front.answers import Choice, Completion
+    from enginebay.engine.front.async_llm import AsyncLLM
+    from enginebay.engine.front.llm import LLM
     from enginebay.errors import EnginebayError
     from enginebay.interfaces import API_VERSION
     from enginebay.messages import FinishReason, RequestOutput, SamplingParams
@@ -28,12 +28,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "API_VERSION": "enginebay.interfaces",
-    "AsyncLLM": "enginebay.engine.async_llm",
-    "Choice": "enginebay.engine.answers",
-    "Completion": "enginebay.engine.answers",
+    "AsyncLLM": "enginebay.engine.front.async_llm",
+    "Choice": "enginebay.engine.front.answers",
+    "Completion": "enginebay.engine.front.answers",
     "EnginebayError": "enginebay.errors",
     "FinishReason": "enginebay.messages",
-    "LLM": "enginebay.engine.llm",
+    "LLM": "enginebay.engine.front.llm",
     "RequestOutput": "enginebay.messages",
     "SamplingParams": "enginebay.messages",
 }

@@ -20,6 +20,8 @@
     │   ├── RequestTooLong                  can never fit (HTTP 400)
     │   ├── UnknownRequest                  no such id (HTTP 404)
     │   ├── DuplicateRequest                the id is in use (HTTP 409)
+    │   ├── EngineBusy                      not now: the engine drains, or requests run (HTTP 503)
+    │   │   └── EngineAsleep                    not before it is woken up (HTTP 503)
     │   └── RequestFailed                   it ran and failed (HTTP 500)
     ├── WorkerLost                      4   a worker died, and may not or must not be restarted
     ├── WorkerHung                      5   a worker makes no progress, and may not be restarted
@@ -39,6 +41,8 @@ __all__ = [
     "CapabilityError",
     "ConfigError",
     "DuplicateRequest",
+    "EngineAsleep",
+    "EngineBusy",
     "EngineDead",
     "EnginebayError",
     "InvalidRequest",
@@ -156,6 +160,16 @@ class DuplicateRequest(RequestError):
     """The id is in use by an unfinished request of the same client."""
 
     status = 409
+
+
+class EngineBusy(RequestError):
+    """It cannot be done now, and nothing was changed: the same may be asked again later."""
+
+    status = 503
+
+
+class EngineAsleep(EngineBusy):
+    """The engine sleeps, or has no weights: the same may be asked again when it was woken up."""
 
 
 class RequestFailed(RequestError):

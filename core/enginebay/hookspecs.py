@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ExtensionPlugin,
         RunnerPlugin,
         SchedulerPlugin,
+        WorkerExtensionPlugin,
     )
     from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo
 
@@ -44,6 +45,12 @@ def enginebay_register_schedulers() -> list[SchedulerPlugin[Any]]:  # type: igno
 @hookspec
 def enginebay_register_extensions() -> list[ExtensionPlugin[Any]]:  # type: ignore[empty-body]  # a specification
     """Return the extensions of this module. Called in the engine's process if the config has their section. API 1.0."""
+
+
+@hookspec
+def enginebay_register_worker_extensions() -> list[WorkerExtensionPlugin[Any]]:  # type: ignore[empty-body]  # a specification
+    """Return the worker extensions of this module. Called in the engine's process and in every worker, if the config
+    names one of them. Import nothing heavy. API 1.2."""
 
 
 @hookspec

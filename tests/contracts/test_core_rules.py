@@ -13,7 +13,7 @@ from support.repository import CORE, PLUGINS, pyproject, sources
 BUILT_IN = {name for entries in pyproject()["project"]["entry-points"].values() for name in entries}
 NAMES = BUILT_IN | {"mp", "ray", "external_launcher", "v2", "priority", "fair"}
 SIMULATED = [CORE / name for name in ("engine", "scheduling", "kvcache")]
-FRONT_ENDS = {"client.py", "llm.py", "async_llm.py"}
+FRONT_ENDS = {"client.py", "llm.py", "async_llm.py", "async_llm_control.py"}
 
 Check = Callable[[ast.Module], Iterator[int]]
 

@@ -17,6 +17,7 @@ import pytest
 
 from enginebay.cli import group
 from enginebay.config import EngineConfig
+from support.kit import HEART
 from support.repository import ROOT
 
 
@@ -94,14 +95,20 @@ def test_flags_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "kind", "name"), [("schedulers.md", "scheduler", "shortest"), ("runners.md", "runner", "sum")]
+    ("page", "kind", "name", "only"),
+    [
+        ("schedulers.md", "scheduler", "shortest", ""),
+        ("runners.md", "runner", "sum", ""),
+        ("executors.md", "executor", "popen", HEART),
+        pytest.param("executors.md", "executor", "popen", "", marks=pytest.mark.soak),
+    ],
 )
 def test_what_a_page_builds_passes_the_conformance_kit(
-    page: str, kind: str, name: str, tmp_path: Path, smollm2: Path
+    page: str, kind: str, name: str, only: str, tmp_path: Path, smollm2: Path
 ) -> None:
     module = f"enginebay_{name}"
     files = {block.language.split()[1]: block.text for block in _blocks("python *.py") if block.source.name == page}
-    assert len(files) == 2
+    assert len(files) >= 2
     (tmp_path / module).mkdir()
     for file, text in {"__init__.py": "", **files}.items():
         (tmp_path / module / file).write_text(text)
@@ -112,7 +119,7 @@ def test_what_a_page_builds_passes_the_conformance_kit(
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "enginebay.testing.plugin"),
-            *("--pyargs", "enginebay.testing.suite", f"--{kind}", name, "--model", str(smollm2)),
+            *("--pyargs", "enginebay.testing.suite", f"--{kind}", name, "--model", str(smollm2), "-k", only),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

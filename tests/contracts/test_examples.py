@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from enginebay.config import EngineConfig, load
+from enginebay.interfaces import Kind
+from enginebay.plugins import PluginHost
 from support.repository import ROOT
 
 FILE = ROOT / "examples" / "engine.toml"
@@ -43,3 +47,46 @@ def test_it_holds_every_key() -> None:
             if "options" in annotation.model_fields:
                 expected[f"{name}.options"] = set()
     assert shown == expected
+
+
+def _of_executors() -> list[Path]:
+    return sorted(FILE.parent.glob("engine.*.toml"))
+
+
+def test_every_executor_has_a_config() -> None:
+    installed = {one.name for one in PluginHost().installed(Kind.EXECUTOR) if one.package == "enginebay"}
+    assert {path.name.split(".")[1] for path in _of_executors()} == installed
+
+
+@pytest.mark.parametrize("path", _of_executors(), ids=lambda path: path.name)
+@pytest.mark.parametrize("opened", [False, True], ids=["as it is", "every comment opened"])
+def test_a_config_of_an_executor_says_what_is_true(path: Path, opened: bool) -> None:
+    """It names its executor, its options exist, and so do the keys that are commented out."""
+    text = path.read_text()
+    if opened:
+        text = re.sub(r"^# (\[\w+(?:\.\w+)*\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
+    tables: dict[str, dict[str, Any]] = {}
+    section = ""
+    for line in text.splitlines():
+        if header := re.match(r"\[([\w.]+)\]", line):
+            section = header[1]
+        if section and not line.startswith("#"):
+            tables.setdefault(section, {}).update(_values(line))
+    config = EngineConfig.model_validate(_nested(tables))
+    assert config.executor.use == path.name.split(".")[1]
+    PluginHost().load_executor(config.executor.use, config.executor.options)
+
+
+def _values(line: str) -> dict[str, Any]:
+    return {} if line.startswith("[") else tomllib.loads(line)
+
+
+def _nested(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of ``executor.options`` the table within a table; a section that is opened twice is one."""
+    nested: dict[str, Any] = {}
+    for name, values in tables.items():
+        at = nested
+        for part in name.split("."):
+            at = at.setdefault(part, {})
+        at.update(values)
+    return nested

@@ -53,6 +53,7 @@ def test_the_probe_sees_what_is_imported(tmp_path: Path) -> None:
         "import enginebay.interfaces, enginebay.hookspecs, enginebay.messages, enginebay.runtime, enginebay.tracing",
         "import enginebay.plugins, enginebay.config, enginebay.scheduling, enginebay.kvcache, enginebay.text",
         "import enginebay.models, enginebay.worker, enginebay.transport, enginebay.telemetry",
+        "import enginebay_external_launcher.plugin",
         "import enginebay_uni.plugin, enginebay_runner_v1.plugin, enginebay_fcfs.plugin",
         """
 from enginebay.config import TelemetryConfig

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from enginebay.engine import limits
-from enginebay.engine.options import BatchOptions, RequestOptions
+from enginebay.engine.admission import limits
+from enginebay.engine.admission.options import BatchOptions, RequestOptions
 from enginebay.messages import SamplingParams
 from support.fake_engine import FEATURES
 from support.repository import ROOT

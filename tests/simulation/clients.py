@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from enginebay.engine.admission import Ask
+from enginebay.engine.admission.admit import Ask
 from enginebay.engine.core import EngineCore
 from enginebay.engine.sinks import PendingDelta
 from enginebay.messages import FinishReason, RequestOutput, SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from enginebay.engine.admission import AdmissionLimits
+from enginebay.engine.admission.admit import AdmissionLimits
 from enginebay.engine.core import EngineCore
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.replies import Generation

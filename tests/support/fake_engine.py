@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from enginebay.engine.admission import AdmissionLimits, Ask
+from enginebay.engine.admission.admit import AdmissionLimits, Ask
 from enginebay.engine.commit import DetokenizerFactory
 from enginebay.engine.core import EngineCore
 from enginebay.engine.parts import CoreParts
@@ -64,6 +64,7 @@ from enginebay.scheduling import MechanicsScheduler, check_fits
 from enginebay.transport import decode_call, encode, unwrap
 from enginebay.worker import HostDevice, RequestTable, ScheduledRow
 from enginebay.worker.failure import describe_failure
+from support.fake_life import FakeLife, read_weights
 from support.fake_logprobs import told_of
 
 BOS, EOS, VOCAB = 256, 257, 258
@@ -350,11 +351,12 @@ class FakeExtra(Options):
     level: Annotated[int, Field(ge=0, le=9)] = 0
 
 
-class FakeRunner(ModelRunner[FakeOptions]):
+class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
     """``text_token`` as a whole runner. A prompt with ``fault`` fails alone, one with ``crash`` fails the step."""
 
     def __init__(self, context: RunnerContext[FakeOptions]) -> None:
-        super().__init__(context)
+        FakeLife.__init__(self)
+        ModelRunner.__init__(self, context)
         self.table = RequestTable()
         self._check("__init__")
 
@@ -364,6 +366,7 @@ class FakeRunner(ModelRunner[FakeOptions]):
 
     def load_model(self) -> None:
         self._check("load_model")
+        self.number = read_weights(Path(self.context.model.path))
 
     def kv_cache_spec(self) -> KVCacheSpec:
         group = KVCacheGroup(layers=(0,), block_size=self.context.block_size, bytes_per_block=1024)
@@ -371,6 +374,7 @@ class FakeRunner(ModelRunner[FakeOptions]):
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self._check("initialize_kv_cache")
+        self.cache = True
 
     def warm_up(self) -> None:
         self._check("warm_up")
@@ -386,7 +390,7 @@ class FakeRunner(ModelRunner[FakeOptions]):
             raise ValueError("asked to crash")
         faults = {request_id: "logits are NaN" for request_id, prompt in prompts.items() if b"fault" in prompt}
         drawn = {one.row.request_id: draw_text(one) for one in rows if one.samples}
-        drawn = {k: v for k, v in drawn.items() if k not in faults}
+        drawn = {k: tuple(map(self.spoken, v)) for k, v in drawn.items() if k not in faults}
         logprobs, prompt_logprobs = told_of(rows, drawn)
         return self.table.finish_step(drawn, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -400,7 +404,9 @@ def enginebay_register_runners() -> list[RunnerPlugin[FakeOptions]]:
             options=FakeOptions,
             factory=FakeRunner,
             capabilities=RunnerCapabilities(
-                features=frozenset({"seed", "n", "min_tokens", "logprobs", "prompt_logprobs"})
+                features=frozenset({"seed", "n", "min_tokens", "logprobs", "prompt_logprobs"}),
+                sleep=True,
+                update_weights=True,
             ),
             request_extra=FakeExtra,
             device=lambda kind: HostDevice(),

@@ -9,6 +9,7 @@ from enginebay.config import EngineConfig
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import ModelRunner, NoOptions, RunnerCapabilities, RunnerContext, RunnerPlugin
 from enginebay.messages import (
+    FinishWeightUpdate,
     GrammarOutput,
     KVCacheGroup,
     KVCacheSpec,
@@ -16,6 +17,8 @@ from enginebay.messages import (
     RankPlace,
     SchedulerOutput,
     StartPayload,
+    StartWeightUpdate,
+    WeightsChunk,
     WorldPlan,
 )
 from enginebay.plugins import PluginHost
@@ -60,6 +63,24 @@ class ScriptedRunner(ModelRunner[NoOptions]):
 
     def in_force(self) -> dict[str, str]:
         return {"attention": "none"}
+
+    def sleep(self, level: int) -> None:
+        self._do("sleep", level)
+
+    def wake_up(self, tags: frozenset[str]) -> None:
+        self._do("wake_up", " ".join(sorted(tags)))
+
+    def start_weight_update(self, update: StartWeightUpdate) -> None:
+        self._do("start_weight_update", update.path or None)
+
+    def update_weights_chunk(self, chunk: WeightsChunk) -> None:
+        self._do("update_weights_chunk", " ".join(piece.name for piece in chunk.pieces))
+
+    def finish_weight_update(self, finish: FinishWeightUpdate) -> None:
+        self._do("finish_weight_update", finish.version or None)
+
+    def abort_weight_update(self) -> None:
+        self._do("abort_weight_update")
 
     def close(self) -> None:
         self._do("close")

@@ -15,7 +15,7 @@ import click
 
 from enginebay.cli._signals import INTERRUPTED, TERMINATED, Terminated, interrupts, leave
 from enginebay.cli._style import printable
-from enginebay.errors import EnginebayError, did_you_mean
+from enginebay.errors import EnginebayError, WorkerFailed, did_you_mean
 
 _COMMANDS = {
     "chat": "Talk to a model in the terminal.",
@@ -25,7 +25,10 @@ _COMMANDS = {
     "generate": "Answer a prompt, or a file of prompts.",
     "model": "Import, list and find models.",
     "plugins": "What is installed, and from where.",
+    "status": "How a running engine stands.",
+    "stop": "Stop a running engine.",
     "trace": "Show a trace file as a tree.",
+    "up": "Run an engine in the foreground, for front ends in other processes.",
 }
 
 
@@ -93,6 +96,7 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except EnginebayError as error:
+        _show_remote(error)
         click.echo(f"enginebay: {printable(str(error))}", err=True)
         code = error.exit_code
     except OSError as error:
@@ -107,6 +111,15 @@ def main(argv: list[str] | None = None) -> None:
         )
         code = EnginebayError.exit_code
     leave(code)
+
+
+def _show_remote(error: EnginebayError) -> None:
+    """Where in a worker it happened, and on which other ranks something did. Errors of ours need no traceback."""
+    if not isinstance(error, WorkerFailed):
+        return
+    for text in (error.remote_traceback, *getattr(error, "__notes__", ())):
+        for line in text.splitlines():
+            click.echo(printable(line), err=True)
 
 
 def _run(argv: list[str]) -> int:

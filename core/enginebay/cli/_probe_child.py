@@ -22,8 +22,8 @@ import msgspec
 
 from enginebay import errors
 from enginebay.config import EngineConfig, Resolved
-from enginebay.engine.budget import block_budget, longest_request
-from enginebay.engine.plan import Plan, plan
+from enginebay.engine.startup.budget import block_budget, longest_request
+from enginebay.engine.startup.plan import Plan, plan
 from enginebay.errors import EnginebayError
 from enginebay.interfaces import Executor, ExecutorContext, ExecutorHealth, StartResult, StartSpec
 from enginebay.messages import DeviceReady, Envelope, MemoryAvailable, ModelLoaded, Replies, Result
@@ -91,6 +91,9 @@ class Observed(Executor[Any]):
 
     def health(self) -> ExecutorHealth:
         return self._inner.health()
+
+    def exchange(self, name: str, value: bytes, deadline: float) -> tuple[bytes, ...]:
+        return self._inner.exchange(name, value, deadline)
 
     def stop(self, deadline: float) -> None:
         self._report.phase(STOP)
@@ -163,10 +166,11 @@ def _told(planned: Plan, in_force: dict[str, str], executor: Observed) -> dict[s
         budget, block_size=planned.block_size, max_model_len=planned.max_model_len, explicit=False
     )
     before = {item.name: item.value for item in planned.in_force}
+    answering = [place.rank for place in planned.world.own_places].index(planned.world.output_rank)
     ours = {"device", "kv_blocks", "longest request"}
     return {
         "in_force": {k: v for k, v in in_force.items() if k not in ours and before.get(k) != v}
-        | {k: v for k, v in models[planned.world.output_rank].in_force.items() if k not in ours},
+        | {k: v for k, v in models[answering].in_force.items() if k not in ours},
         "runner": planned.runner.name_and_version,
         "kv_blocks": budget.num_blocks,
         "kv_blocks_why": budget.why,
@@ -183,7 +187,7 @@ def _told(planned: Plan, in_force: dict[str, str], executor: Observed) -> dict[s
                 "kv_cache_groups": [msgspec.to_builtins(group) for group in spec.groups],
             }
             for place, device, model, left, spec in zip(
-                planned.world.ranks, devices, models, memory, specs, strict=True
+                planned.world.own_places, devices, models, memory, specs, strict=True
             )
         ],
     }

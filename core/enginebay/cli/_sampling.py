@@ -200,10 +200,31 @@ def sampling_params(**options: Any) -> SamplingParams:
 
 
 @contextlib.contextmanager
-def engine(config: Path | None, sets: Sequence[str], trace: Path | None = None) -> Iterator[LLM]:
-    """A running engine, closed at the end; while it loads, a terminal shows so on stderr."""
+def engine(
+    config: Path | None,
+    sets: Sequence[str],
+    trace: Path | None = None,
+    *,
+    connect: str | None = None,
+    keys: Path | None = None,
+    tokenizer: Path | None = None,
+) -> Iterator[LLM]:
+    """A running engine, closed at the end; while it loads, a terminal shows so on stderr.
+
+    ``connect``: the address of one that runs elsewhere, and goes on to; "" for the only one of this user.
+    """
     from enginebay.engine import LLM
 
+    if connect is not None:
+        if config is not None or sets or trace is not None:
+            raise click.UsageError(
+                "with --connect the engine has its own config: leave out --config, --set and --trace"
+            )
+        with LLM.connect(connect or None, keys=keys, tokenizer=tokenizer) as llm:
+            yield llm
+        return
+    if keys is not None or tokenizer is not None:
+        raise click.UsageError("--keys and --tokenizer go with --connect")
     if trace is not None:
         sets = with_trace(trace, config, sets)
     with contextlib.ExitStack() as stack:

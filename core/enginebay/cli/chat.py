@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from enginebay.cli._connect import connect_options
 from enginebay.cli._grouped import GroupedCommand
 from enginebay.cli._options import config_options
 from enginebay.cli._sampling import engine, sampling_options, sampling_params
@@ -24,6 +25,7 @@ _HELP = "/reset forgets the conversation, /exit ends; Ctrl-C stops an answer, Ct
 
 @click.command("chat", cls=GroupedCommand)
 @sampling_options
+@connect_options
 @click.option("--system", help="The system message of the conversation.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write the trace to FILE, anew.")
 @config_options
@@ -35,6 +37,9 @@ def command(
     trace: Path | None,
     config: Path | None,
     sets: tuple[str, ...],
+    connect: str | None,
+    keys: Path | None,
+    tokenizer: Path | None,
     **sampling: Any,
 ) -> None:
     """Talk to the model: one line a turn, answers as they come.
@@ -49,7 +54,7 @@ def command(
       enginebay chat --system "You answer in one sentence." --temperature 0.7
     """
     params = sampling_params(**sampling)
-    with engine(config, sets, trace) as llm:
+    with engine(config, sets, trace, connect=connect, keys=keys, tokenizer=tokenizer) as llm:
         ok = Conversation(llm, params, system, interactive=sys.stdin.isatty()).run()
     ctx.exit(0 if ok else 1)
 

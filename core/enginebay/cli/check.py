@@ -12,7 +12,7 @@ import click
 
 from enginebay.cli._options import config_options, resolve
 from enginebay.cli._style import columns, printable
-from enginebay.engine.plan import InForce, Plan, plan
+from enginebay.engine.startup.plan import InForce, Plan, plan
 from enginebay.interfaces import Kind
 from enginebay.plugins import PluginHost
 

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from enginebay.cli._style import columns, printable
-from enginebay.interfaces import BatchConstraints, Kind, Options, Plugin
-from enginebay.plugins import Installed, PluginHost
+from enginebay.interfaces import BatchConstraints, Kind, Options, Plugin, WorkerExtensionPlugin
+from enginebay.plugins import Installed, PluginHost, section_of
 
-_KINDS = {kind.noun: kind for kind in (Kind.EXECUTOR, Kind.RUNNER, Kind.SCHEDULER, Kind.EXTENSION)}
+_KINDS = {kind.noun: kind for kind in Kind if kind is not Kind.STATUS_SINK}  # of which this version loads none
 
 
 @click.command("describe")
@@ -41,8 +41,7 @@ def command(kind: str, name: str, as_json: bool) -> None:
         rows = columns([(key, _shown(value)) for key, value in capabilities.items()])
         parts.append("\n".join(["capabilities", *rows]))
     options = [(o["name"], _declared(o), o["description"]) for o in _options(plugin.options)]
-    section = f"[extensions.{name}]" if installed.kind is Kind.EXTENSION else f"[{kind}.options]"
-    parts.append("\n".join([f"options, under {section}", *(columns(options) or ["  none"])]))
+    parts.append("\n".join([f"options, under {section_of(installed.kind, name)}", *(columns(options) or ["  none"])]))
     click.echo(printable("\n\n".join(parts)))
 
 
@@ -59,6 +58,8 @@ def _about(installed: Installed, plugin: Plugin[Any]) -> dict[str, str]:
     for key in ("preference", "wrap_order"):
         if hasattr(plugin, key):
             about[key.replace("_", " ")] = str(getattr(plugin, key))
+    if isinstance(plugin, WorkerExtensionPlugin):
+        about["methods"] = ", ".join(plugin.methods) or "none"
     return about
 
 
@@ -139,4 +140,5 @@ def _as_json(installed: Installed, plugin: Plugin[Any]) -> dict[str, Any]:
         "summary": plugin.summary,
         "capabilities": _capabilities(plugin),
         "options": _options(plugin.options),
+        **({"methods": list(plugin.methods)} if isinstance(plugin, WorkerExtensionPlugin) else {}),
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from enginebay.cli._answers import complain, print_json, print_logprobs, print_text
+from enginebay.cli._connect import ANY, connect_options
 from enginebay.cli._grouped import GroupedCommand
 from enginebay.cli._options import config_options
 from enginebay.cli._prompts import Asked, one_prompt, read_prompts
@@ -19,7 +20,7 @@ from enginebay.cli._style import printable
 
 if TYPE_CHECKING:
     from enginebay.engine import LLM, Completion
-    from enginebay.engine.options import BatchOptions, RequestOptions
+    from enginebay.engine.admission.options import BatchOptions, RequestOptions
     from enginebay.messages import SamplingParams
 
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @sampling_options
 @answer_options
 @request_options
+@connect_options
 @click.option("--raw/--chat", "raw", default=None, help="Plain completion; default: the model's chat template, if any.")
 @click.option("--system", help="The system message of a conversation.")
 @click.option("--stats", is_flag=True, help="Print tokens per second and time to first token to stderr.")
@@ -53,6 +55,9 @@ def command(
     priority: int,
     tenant: str,
     timeout: float | None,
+    connect: str | None,
+    keys: Path | None,
+    tokenizer: Path | None,
     **sampling: Any,
 ) -> None:
     """Answer PROMPT ("-": read it from standard input), or each prompt of --file.
@@ -65,6 +70,8 @@ def command(
       enginebay generate --file prompts.txt --json > answers.jsonl
       enginebay generate "Name a colour." --n 3 --temperature 1 --seed 7 --logprobs 2
     """
+    if connect and "://" not in connect and prompt is None:  # the prompt, right behind --connect
+        prompt, connect = connect, ANY
     if file is not None and prompt is not None:
         raise click.UsageError("give a prompt or --file, not both")
     asked = [one_prompt(prompt)] if file is None else read_prompts(file)
@@ -72,7 +79,7 @@ def command(
     if params.n > 1 and params.temperature == 0:
         raise click.UsageError("with --temperature 0 all choices are equal: set it above 0, or --n to 1")
     options: RequestOptions = {"priority": priority, "tenant": tenant, "timeout": timeout}
-    with engine(config, sets, trace) as llm:
+    with engine(config, sets, trace, connect=connect, keys=keys, tokenizer=tokenizer) as llm:
         plain = _is_plain(llm, raw, system, asked)
         if file is None:
             ok = _one(llm, asked[0], params, options, plain, system, as_json, stats)

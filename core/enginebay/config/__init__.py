@@ -14,6 +14,7 @@ from enginebay.config._models import (
     ParallelConfig,
     RunnerConfig,
     SchedulerConfig,
+    ServerConfig,
     TelemetryConfig,
     WorkerConfig,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Resolved",
     "RunnerConfig",
     "SchedulerConfig",
+    "ServerConfig",
     "TelemetryConfig",
     "Translation",
     "WorkerConfig",

@@ -191,9 +191,7 @@ def _settle(keys: dict[str, Any], origins: dict[str, str], remarks: dict[str, st
     path = keys.get("model.path")
     if path is not None and not Path(path).is_absolute() and ("/" in path or ":" in path):
         remarks["model.path"] = "not a folder here; nothing is fetched from a hub: put the folder's path"
-    tensor, pipeline, data = (keys.get(f"parallel.{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
-    if data > 1:
-        remarks["parallel.data_parallel_size"] = "this version runs one copy, and refuses more"
+    tensor, pipeline = (keys.get(f"parallel.{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
     if tensor * pipeline > 1 and "executor.use" not in keys:
         keys["executor.use"], origins["executor.use"] = "mp", "vLLM's choice for several ranks on one host"
         remarks["executor.use"] = ""

@@ -150,9 +150,23 @@ class WorkerConfig(Section):
     """``[worker]``: what every worker loads beside the runner."""
 
     extensions: Annotated[tuple[str, ...], Field(description="Names of installed worker extensions.")] = ()
+    options: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="A table per worker extension: enginebay describe 'worker extension' NAME."),
+    ] = {}
     threads: Annotated[
         Positive | None, Field(description="CPU threads of one worker's computing; unset: the cores shared out.")
     ] = None
+
+    @model_validator(mode="after")
+    def _options_of_extensions(self) -> Self:
+        twice = [name for name in self.extensions if self.extensions.count(name) > 1]
+        if twice:
+            raise ValueError(f"extensions names '{twice[0]}' twice: once is enough")
+        stray = [name for name in self.options if name not in self.extensions]
+        if stray:
+            raise ValueError(f"options has a table for '{stray[0]}', which extensions does not name: name it there")
+        return self
 
 
 class DeadlinesConfig(Section):
@@ -165,12 +179,14 @@ class DeadlinesConfig(Section):
     load_model: Annotated[
         Seconds, Field(description="Reading the weights, and each other phase of a worker's start.")
     ] = 600.0
-    collective: Annotated[Seconds, Field(description="One collective among ranks; in force with several workers.")] = (
+    collective: Annotated[Seconds, Field(description="One collective: how long a rank waits in it for its peers.")] = (
         120.0
     )
     step: Annotated[Seconds, Field(description="One step: what the workers may take for it.")] = 300.0
     call: Annotated[Seconds, Field(description="Any other call on the workers.")] = 300.0
-    heartbeat: Annotated[Seconds, Field(description="Between two signs of life; in force with worker processes.")] = 5.0
+    heartbeat: Annotated[
+        Seconds, Field(description="Between looks at workers; one that is stopped for three of them is hung.")
+    ] = 5.0
     stop: Annotated[Seconds, Field(description="Stopping everything.")] = 10.0
     drain: Annotated[
         Seconds, Field(description="Letting running requests finish before a stop; in force with a server.")
@@ -186,6 +202,26 @@ class EngineSection(Section):
     batch_invariant: Annotated[
         bool, Field(description="A request's bits do not depend on the batch, on chunks or on a restart; slower.")
     ] = False
+    compare_every: Annotated[
+        Positive,
+        Field(description="Steps after which ranks that each schedule for themselves compare what they scheduled."),
+    ] = 100
+
+
+class ServerConfig(Section):
+    """``[server]``: how ``enginebay up`` listens for front ends, and what patience it has with them, in seconds."""
+
+    address: Annotated[
+        str | None,
+        Field(description="ipc://PATH or tcp://HOST:PORT; unset: a socket in this user's runtime folder."),
+    ] = None
+    keys: Annotated[Path | None, Field(description="Key file for tcp://; made when it is not there.")] = None
+    stall: Annotated[
+        Seconds, Field(description="A front end that takes nothing of what was sent for so long loses its requests.")
+    ] = 60.0
+    resume: Annotated[
+        Seconds, Field(description="How long a front end may be gone when a network connection broke.")
+    ] = 10.0
 
 
 class TelemetryConfig(Section):
@@ -218,4 +254,5 @@ class EngineConfig(Section):
     ] = {}
     deadlines: DeadlinesConfig = DeadlinesConfig()
     engine: EngineSection = EngineSection()
+    server: ServerConfig = ServerConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

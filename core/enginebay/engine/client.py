@@ -7,17 +7,19 @@ import contextlib
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from enginebay.engine.admission import Ask, check_id, check_size, validate
+from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_id, check_size, validate
+from enginebay.engine.control.tensors import Command
 from enginebay.engine.core import EngineCore
-from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats, Sink, Stop
+from enginebay.engine.loop import Abort, Add, AddMany, Do, EngineLoop, ReadStats, Sink, Stop
 from enginebay.engine.parts import EngineStats
+from enginebay.engine.port import EnginePort
 from enginebay.engine.sinks import PendingDelta
 from enginebay.engine.spans import TEXT_COMPLETION
 from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, UnknownRequest, WorkerHung
-from enginebay.messages import RequestOutput, SamplingParams
+from enginebay.messages import ControlDone, ReadStatus, RequestOutput, SamplingParams
 
 __all__ = ["LOOK_SECONDS", "Collector", "InProcessClient"]
 
@@ -38,13 +40,18 @@ class InProcessClient:
         stop_timeout: float,
         step_timeout: float = 300.0,
         on_end: Callable[[], None] = lambda: None,
+        on_request_end: Callable[[str], None] = lambda request_id: None,
     ) -> None:
-        """Assigns. The timeouts are seconds; ``on_end`` is called in the engine's thread when all of it has ended."""
+        """Assigns. The timeouts are seconds; ``on_end`` is called in the engine's thread when all of it has ended.
+
+        ``on_request_end`` is told the id of each request that was taken and has ended, when the id is free again.
+        """
         self._core = core
         self._loop = EngineLoop(core)
         self._stop_timeout = stop_timeout
         self._step_timeout = step_timeout
         self._on_end = on_end
+        self._on_request_end = on_request_end
         self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
         self._live: dict[str, _Tracked] = {}
         self._stop_deadline: float | None = None
@@ -81,8 +88,26 @@ class InProcessClient:
                 f"the engine runs in process {self._pid}, and this process was forked from it, which takes none of "
                 "its threads along: make an engine here, or fork before the first is made"
             )
-        if not self._loop.is_alive():
+        if not self.is_alive():
             raise self._core.death() or EngineDead("the engine stopped: its thread has ended")
+
+    @property
+    def limits(self) -> AdmissionLimits:
+        """What a request is checked against."""
+        return self._core.limits
+
+    def death(self) -> EnginebayError | None:
+        """The engine's end with its cause, an error of the caller's own; None while it lives."""
+        return self._core.death()
+
+    def is_alive(self) -> bool:
+        """Whether the engine takes requests: its thread runs, and nothing has ended it."""
+        return self._loop.is_alive() and self._core.death() is None
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether an unfinished request has this id."""
+        with self._lock:
+            return request_id in self._live
 
     def validate(self, ask: Ask) -> Ask:
         """The request in plain values, or what is wrong with it, in the caller's thread; nothing is sent."""
@@ -94,26 +119,41 @@ class InProcessClient:
 
     def add_request(self, ask: Ask, sink: Sink, *, operation: str = TEXT_COMPLETION, validated: bool = False) -> None:
         """Send a request; its outputs go to ``sink``. Raises what is wrong with it, or the engine's end."""
+        self.add_requests([(ask, sink)], operation=operation, validated=validated)
+
+    def add_requests(
+        self, asks: Sequence[tuple[Ask, Sink]], *, operation: str = TEXT_COMPLETION, validated: bool = False
+    ) -> None:
+        """Send several as one: no step sees some of them and not the others. None is sent when one is refused here."""
         if not validated:
-            ask = self.validate(ask)
+            asks = [(self.validate(ask), sink) for ask, sink in asks]
         self.check_alive()
         with self._lock:
-            if ask.request_id in self._live:
+            self._check_free([ask.request_id for ask, _ in asks])
+            tracked = [_Tracked(self, ask, sink) for ask, sink in asks]
+            self._live.update((one.request_id, one) for one in tracked)
+        adds = tuple(Add(ask=ask, sink=one, operation=operation) for (ask, _), one in zip(asks, tracked, strict=True))
+        try:
+            self._loop.send(AddMany(adds=adds))
+        except EnginebayError:
+            for one in tracked:
+                self._forget(one)
+            raise
+        except BaseException:  # interrupted: they may have been sent already, and their ends then free the ids
+            with contextlib.suppress(EnginebayError):
+                for one in tracked:
+                    self._loop.send(Abort(request_id=one.request_id, sink=one))
+            raise
+
+    def _check_free(self, request_ids: Sequence[str]) -> None:
+        seen: set[str] = set()
+        for request_id in request_ids:
+            if request_id in self._live or request_id in seen:
                 raise DuplicateRequest(
-                    f"request id {ask.request_id!r} is in use by an unfinished request: "
-                    "choose another, or abort that one",
+                    f"request id {request_id!r} is in use by an unfinished request: choose another, or abort that one",
                     param="request_id",
                 )
-            tracked = self._live[ask.request_id] = _Tracked(self, ask, sink)
-        try:
-            self._loop.send(Add(ask=ask, sink=tracked, operation=operation))
-        except EnginebayError:
-            self._forget(tracked)
-            raise
-        except BaseException:  # interrupted: it may have been sent already, and its end then frees the id
-            with contextlib.suppress(EnginebayError):
-                self._loop.send(Abort(request_id=ask.request_id, sink=tracked))
-            raise
+            seen.add(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request of this client; its last output has the finish reason "abort".
@@ -171,6 +211,19 @@ class InProcessClient:
                 "its end ([deadlines] step)"
             )
 
+    def control(self, command: Command) -> Future[ControlDone]:
+        """Ask for something beside requests. The future has the answer, or an error of its own.
+
+        It is carried out between two steps, by the deadlines of the config; ``ReadStatus`` is answered at once.
+        """
+        self.check_alive()
+        asked = Do(command=command)
+        if isinstance(command, ReadStatus):
+            asked.answer.set_result(self._core.status())
+        else:
+            self._loop.send(asked)
+        return asked.answer
+
     @property
     def now(self) -> float:
         """Seconds of the engine's clock."""
@@ -179,8 +232,10 @@ class InProcessClient:
     def _forget(self, tracked: _Tracked) -> None:
         """The request has ended; its id is free."""
         with self._lock:
-            if self._live.get(tracked.request_id) is tracked:
-                del self._live[tracked.request_id]
+            if self._live.get(tracked.request_id) is not tracked:
+                return
+            del self._live[tracked.request_id]
+        self._on_request_end(tracked.request_id)
 
     def ask_to_stop(self) -> None:
         """Tell the engine to end itself when its step has ended, and wait for nothing: from any thread, at any time.
@@ -191,6 +246,19 @@ class InProcessClient:
             with contextlib.suppress(EnginebayError):  # the loop may have ended by itself
                 self._loop.send(Stop())
 
+    def begin_stop(self, deadline: float) -> float:
+        """Ask for the end by ``deadline``, in seconds of the engine's clock, and wait for nothing.
+
+        Returns the deadline that counts, which is the first one given.
+        """
+        with self._lock:
+            if self._stop_deadline is None:
+                self._stop_deadline = deadline
+                self._core.stop_by(deadline)
+            deadline = self._stop_deadline
+        self.ask_to_stop()
+        return deadline
+
     def stop(self) -> None:
         """End the engine and its thread, by one deadline for all of it, also when a worker hangs; idempotent.
 
@@ -199,14 +267,10 @@ class InProcessClient:
         if not self.is_of_this_process:
             return
         clock = self._core.runtime.clock
-        with self._lock:
-            if self._stop_deadline is None:
-                self._stop_deadline = clock.now() + self._stop_timeout
-                self._core.stop_by(self._stop_deadline)
-        self.ask_to_stop()
+        deadline = self.begin_stop(clock.now() + self._stop_timeout)
         if threading.get_ident() == self._thread_id:
             return
-        if not self._loop.join(max(0.0, self._stop_deadline - clock.now())):
+        if not self._loop.join(max(0.0, deadline - clock.now())):
             self._core.cut()
             self._loop.join(_UNWIND_SECONDS)
 
@@ -260,7 +324,7 @@ class Collector:
             self._error = self._error or error
             self._condition.notify()
 
-    def wait(self, client: InProcessClient) -> list[RequestOutput]:
+    def wait(self, client: EnginePort) -> list[RequestOutput]:
         """What has come since the last time, one merged delta per choice; waits until there is something.
 
         Raises the engine's end once everything that came before it was taken.

@@ -7,24 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from enginebay.engine.admission import AdmissionLimits, Ask, admit, validate
-from enginebay.engine.death import Death
+from enginebay.engine.admission.admit import AdmissionLimits, Ask, admit, validate
+from enginebay.engine.control.controls import Controls
+from enginebay.engine.control.tensors import Command
+from enginebay.engine.death import Death, OrDie
 from enginebay.engine.error_detail import log_error_detail
 from enginebay.engine.execution import Execution
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.ledger import Row
+from enginebay.engine.lending import Lender
+from enginebay.engine.life import Life
 from enginebay.engine.parts import CoreParts, EngineStats
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
 from enginebay.engine.rebirth import Rebirth
-from enginebay.engine.recovery import Setback
+from enginebay.engine.recovery import OF_WORKERS, Setback
 from enginebay.engine.replies import check_output
 from enginebay.engine.requests import Requests
 from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
 from enginebay.engine.steps import InFlight, StepRecorder
 from enginebay.engine.stopping import WorkersEnd
 from enginebay.errors import EnginebayError, RequestError
-from enginebay.messages import FinishReason, ModelRunnerOutput, RequestOutput
+from enginebay.messages import ControlDone, FinishReason, ModelRunnerOutput, RequestOutput
 from enginebay.runtime import Runtime
 
 __all__ = ["EngineCore"]
@@ -66,6 +70,7 @@ class EngineCore:
             pipeline=self._pipeline,
             progress=self._progress,
         )
+        self._controls = Controls(parts, anew=self._anew, unfinished=lambda: len(self._requests), status=self.status)
 
     @property
     def limits(self) -> AdmissionLimits:
@@ -82,6 +87,26 @@ class EngineCore:
         """The seams that the core was given."""
         return self._parts.runtime
 
+    @property
+    def life(self) -> Life:
+        """Whether requests are taken now, and which weights are in force."""
+        return self._parts.life
+
+    @property
+    def lender(self) -> Lender:
+        """This group as one that another can have its weights from."""
+        return Lender(executor=self._parts.executor, life=self._parts.life)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended, each choice counted."""
+        return len(self._requests)
+
+    @property
+    def drain_timeout(self) -> float:
+        """Seconds that a drain takes at most when it names none."""
+        return self._parts.drain_timeout
+
     def add_request(self, ask: Ask, *, operation: str = TEXT_COMPLETION, validated: bool = False) -> None:
         """Admit a request; its seed is drawn and its arrival number given here.
 
@@ -89,6 +114,8 @@ class EngineCore:
         has died, its root cause. ``validated``: the caller has called ``validate`` already.
         """
         self._raise_if_dead()
+        if refusal := self._parts.life.refusal():
+            raise refusal
         if not validated:
             ask = validate(ask, self.limits)
         self._requests.ledger.check_free(ask.request_id, ask.params.n)
@@ -119,6 +146,8 @@ class EngineCore:
         """Whether a step would do anything."""
         if self._pipeline.in_flight or self._requests.has_outputs or len(self._requests):
             return True
+        if self._parts.agreement is not None:
+            return False  # who ended is told with the next requests: ranks that rest do so at times of their own
         with self._or_die():
             return self._death is None and self._scheduler.has_requests()
 
@@ -134,6 +163,37 @@ class EngineCore:
             dropped_replies=self._execution.num_dropped,
             scheduler=scheduler,
         )
+
+    def status(self) -> ControlDone:
+        """How the engine stands, in words; from any thread, also while a step runs."""
+        life, stats = self._parts.life, self._scheduler.last_stats
+        return ControlDone(
+            facts={
+                "state": life.words if self._death is None else "dead",
+                "unfinished": str(len(self._requests)),
+                "running": str(stats.num_running),
+                "waiting": str(stats.num_waiting),
+                "steps": str(self._pipeline.num_steps),
+                "committed_tokens": str(self._requests.num_tokens),
+                "finished": str(self._requests.num_finished),
+                "generation": str(self._parts.generation.current),
+                "weights": life.version or life.path or ("given" if life.given else "the model's own"),
+                "model": self._parts.model,
+            }
+        )
+
+    def control(self, command: Command) -> ControlDone:
+        """Carry out what is asked beside requests. No step may be in flight; workers that were lost are started again.
+
+        Raises why it is refused, or what went wrong; unless that is the engine's death, all goes on.
+        """
+        self._raise_if_dead()
+        try:
+            self._execution.check_alive()
+        except Setback as setback:
+            with self._or_die():
+                self._rebirth.after(setback, None)
+        return self._controls.do(command)
 
     def death(self) -> EnginebayError | None:
         """A fresh error with the root cause, once the engine has died; each caller gets one of its own."""
@@ -191,6 +251,8 @@ class EngineCore:
             if drain is not None:
                 drain()
             self._commit(flight, output)
+            if self._parts.agreement is not None and not len(self._requests):
+                self._parts.agreement.rest()
         self._progress.look(flight)
         return flight is not None
 
@@ -208,18 +270,26 @@ class EngineCore:
         if rows:
             self._scheduler.finish_requests([row.request_id for row in rows], finish)
 
+    def _anew(self) -> None:
+        """The KV cache's content is lost: a fresh scheduler, under the next generation."""
+        with self._or_die():
+            self._rebirth.anew()
+
     def _raise_if_dead(self) -> None:
         if self._death is not None:
             raise self._death.error()
 
-    def _or_die(self, *, spare: type[EnginebayError] | tuple[()] = ()) -> _OrDie:
+    def _or_die(self, *, spare: type[EnginebayError] | tuple[()] = ()) -> OrDie:
         """Around all that calls a stranger's code: what it raises is the engine's death, unless it is ``spare``."""
-        return _OrDie(self._die, spare)
+        return OrDie(self._die, spare)
 
     def _die(self, error: Exception) -> EnginebayError:
         """Make ``error`` the one root cause: end every request with it, and stop the workers; returns the death."""
         if self._death is not None:
             return self._death.error()
+        if self._parts.agreement is not None and isinstance(error, OF_WORKERS):
+            self._workers_end.stop()  # what other ranks wait for with ours ends, and they come to compare
+            error = self._parts.agreement.cause_of(error, self._parts.stop_timeout)
         self._death = Death.of(error)
         log_error_detail(error, self._parts.in_force, self._pipeline.in_flight, self._scheduler.last_stats)
         self._pipeline.drop(error)
@@ -227,19 +297,3 @@ class EngineCore:
         self._requests.take_outputs()
         self._workers_end.stop()
         return self._death.error()
-
-
-class _OrDie:
-    """What ``EngineCore._or_die`` returns; a class, since a generator's cost is felt in every step."""
-
-    __slots__ = ("_die", "_spare")
-
-    def __init__(self, die: Callable[[Exception], EnginebayError], spare: type[EnginebayError] | tuple[()]) -> None:
-        self._die = die
-        self._spare = spare
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, self._spare):
-            raise self._die(error) from None

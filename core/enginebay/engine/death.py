@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung, WorkerLost
 
-__all__ = ["Death"]
+__all__ = ["Death", "OrDie"]
 
 _WITH_OWN_EXIT = (WorkerLost, WorkerHung)
 
@@ -38,3 +39,22 @@ class Death:
     def error(self) -> EnginebayError:
         """A fresh exception: it carries no traceback, cause or context of another one."""
         return self.kind(self.message)
+
+
+class OrDie:
+    """A guard around a stranger's code: what it raises, but for what is spared, ends the engine.
+
+    A class, since a generator's cost is felt in every step.
+    """
+
+    __slots__ = ("_die", "_spare")
+
+    def __init__(self, die: Callable[[Exception], EnginebayError], spare: type[EnginebayError] | tuple[()]) -> None:
+        self._die = die
+        self._spare = spare
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._spare):
+            raise self._die(error) from None

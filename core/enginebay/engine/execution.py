@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from enginebay.engine.lookout import Lookout
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.recovery import OF_WORKERS, Evidence, Setback
 from enginebay.engine.replies import step_result
@@ -27,6 +28,7 @@ class Execution:
         self._parts = parts
         self._executor = parts.executor
         self._clock = parts.runtime.clock
+        self._lookout = Lookout(parts.watch, parts.executor, parts.runtime, heartbeat=parts.heartbeat)
         self.num_dropped = 0
 
     def check_alive(self) -> None:
@@ -101,11 +103,12 @@ class Execution:
 
     def _answer(self, pending: PendingCall, flight: InFlight, call: str) -> Replies:
         try:
-            replies: object = self._parts.watch.wait(self._parts.runtime, pending.future, self._deadline())
+            replies: object = self._lookout.wait(pending.future, self._deadline())
         except EnginebayError:
             raise
         except TimeoutError:
-            detail = self._executor.health().detail
+            detail = self._lookout.who()
+            self._lookout.show_stacks()
             raise WorkerHung(
                 f"no answer to {call} of step {flight.step} within {self._parts.step_timeout:g} s ([deadlines] step)"
                 + (f"; {detail}" if detail else "")

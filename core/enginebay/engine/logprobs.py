@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from enginebay.engine.admission.limits import AdmissionLimits
 from enginebay.engine.ledger import Row
-from enginebay.engine.limits import AdmissionLimits
 from enginebay.messages import ModelRunnerOutput, TokenLogprob
 
 __all__ = ["fault_of_told", "prompt_news"]

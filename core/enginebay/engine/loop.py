@@ -13,15 +13,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from enginebay.engine.admission import Ask
+from enginebay.engine.admission.admit import Ask
 from enginebay.engine.core import EngineCore
 from enginebay.engine.death import Death
+from enginebay.engine.desk import Desk, Do
 from enginebay.engine.parts import EngineStats
 from enginebay.errors import EnginebayError, RequestError
-from enginebay.messages import RequestOutput
+from enginebay.messages import ControlDone, RequestOutput, StopEngine
 from enginebay.runtime import ChannelClosed, Thread
 
-__all__ = ["Abort", "Add", "EngineLoop", "ReadStats", "Sink", "Stop"]
+__all__ = ["Abort", "Add", "AddMany", "Do", "EngineLoop", "ReadStats", "Sink", "Stop"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,13 @@ class Add:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AddMany:
+    """Admit several requests, in this order and all between the same two steps; one that is refused fails alone."""
+
+    adds: tuple[Add, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Abort:
     """End the request that was added with this sink, if it has not ended: its id may be another's by now."""
 
@@ -74,7 +82,7 @@ class Stop:
     """End everything, and the loop."""
 
 
-Command = Add | Abort | ReadStats | Stop
+Command = Add | AddMany | Abort | ReadStats | Do | Stop
 
 
 @dataclass(kw_only=True, slots=True)
@@ -94,6 +102,7 @@ class EngineLoop:
         self._inbox: deque[Command] = deque()
         self._bell, self._ear = core.runtime.transport.pair("engine loop")
         self._readers: dict[str, _Reader] = {}
+        self._desk = Desk(core)
         self._stopping = False
         self._thread: Thread | None = None
 
@@ -142,8 +151,9 @@ class EngineLoop:
             self._drain()
             if self._stopping:
                 return
+            self._desk.turn()
             if self._core.death() is not None or not self._core.has_work():
-                self._wait(_IDLE_SECONDS)
+                self._wait(min(_IDLE_SECONDS, self._desk.patience))
                 return
             outputs, scheduled = self._core.step(self._drain)
         except EnginebayError:
@@ -181,12 +191,21 @@ class EngineLoop:
         match command:
             case Add():
                 self._add(command)
+            case AddMany():
+                for add in command.adds:
+                    self._add(add)
             case Abort():
                 reader = self._readers.get(command.request_id)
                 if reader is not None and reader.sink is command.sink:
                     self._core.abort([command.request_id])
             case ReadStats():
                 self._answer_stats(command)
+            case Do(command=StopEngine()):
+                if command.answer.set_running_or_notify_cancel():
+                    command.answer.set_result(ControlDone())
+                self._stopping = True
+            case Do():
+                self._desk.put(command)
             case Stop():
                 self._stopping = True
 
@@ -226,3 +245,4 @@ class EngineLoop:
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.sink.fail(error())
+        self._desk.fail_all(error)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
-from enginebay.engine.admission import AdmissionLimits
+from enginebay.engine.admission.admit import AdmissionLimits
+from enginebay.engine.agreement import Agreement
 from enginebay.engine.commit import DetokenizerFactory
+from enginebay.engine.life import Life
 from enginebay.engine.replies import Generation
 from enginebay.engine.watch import WorkerWatch
-from enginebay.interfaces import Executor, Scheduler
+from enginebay.interfaces import Executor, RunnerCapabilities, Scheduler
 from enginebay.messages import RequestSummary, SchedulerStats, StepReport
 from enginebay.runtime import Runtime
 
@@ -49,7 +51,7 @@ class CoreParts:
 
     ``make_scheduler`` returns an empty scheduler over an empty KV cache: the first one, and another whenever steps in
     flight are void. ``watch`` is what the executor reports deaths to.
-    ``max_model_len`` is the longest request in tokens, ``step_timeout`` and ``stop_timeout`` are seconds,
+    ``max_model_len`` is the longest request in tokens, ``step_timeout``, ``stop_timeout``, ``heartbeat`` are seconds,
     ``depth`` is how many steps may be in flight, ``max_tokens_per_step`` how many tokens the runner may draw for one
     request in one step, ``num_ranks`` how many workers answer to each.
 
@@ -58,6 +60,12 @@ class CoreParts:
     engine's end. Raising ``WorkerLost`` or ``WorkerHung`` means that the new ones went the same way. With no token
     committed and no request ended in between, so many times is the end: the ``max_failed_steps``-th step that a living
     worker failed, and the loss after ``max_respawns`` respawns.
+
+    ``life`` is shared with ``respawn``, which brings its weights back; ``worker_methods`` are the methods that each
+    worker extension declares, ``model_path`` is the folder of the model's own weights. ``call_timeout``,
+    ``load_timeout`` and ``drain_timeout`` are seconds. ``release`` is called once, when the workers were
+    stopped for good: it gives back what was taken for them. ``agreement``: this engine is one of several, one on each
+    rank, which compare their schedules through it.
     """
 
     executor: Executor[Any]
@@ -80,9 +88,19 @@ class CoreParts:
     num_ranks: int = 1
     step_timeout: float = 300.0
     stop_timeout: float = 10.0
+    heartbeat: float = 5.0
     request_timeout: float | None = None
     step_every: int = 100
     depth: int = 1
     respawn: Callable[[], None] | None = None
+    release: Callable[[], None] = lambda: None
     max_failed_steps: int = 3
     max_respawns: int = 3
+    life: Life = field(default_factory=Life)
+    runner_capabilities: RunnerCapabilities = field(default_factory=RunnerCapabilities)
+    worker_methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    model_path: str = ""
+    call_timeout: float = 300.0
+    load_timeout: float = 600.0
+    drain_timeout: float = 30.0
+    agreement: Agreement | None = None

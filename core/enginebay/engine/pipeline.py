@@ -97,6 +97,8 @@ class Pipeline:
             trace=trace,
         )
         self.in_flight.append(flight)
+        if self._parts.agreement is not None:
+            self._parts.agreement.note(sent)
         flight.call = self._execution.send(sent, "" if trace is None else tracing.traceparent(trace.execute))
         flight.grammar = self._scheduler.get_grammar_bitmask(scheduled)
         self._requests.link_step(flight)

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from enginebay.engine.admission import Ask
+from enginebay.engine.admission.admit import AdmissionLimits, Ask
+from enginebay.engine.control.tensors import Command
 from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
-from enginebay.messages import Control, ControlDone, SamplingParams
+from enginebay.messages import ControlDone, SamplingParams
 
 __all__ = ["EnginePort"]
 
@@ -27,6 +28,10 @@ class EnginePort(Protocol):
     @property
     def now(self) -> float:
         """Seconds of the monotonic clock in which deadlines are given."""
+
+    @property
+    def limits(self) -> AdmissionLimits:
+        """What requests are checked against."""
 
     def check_alive(self) -> None:
         """Raise the engine's end when nobody is there to answer."""
@@ -58,8 +63,11 @@ class EnginePort(Protocol):
     def check_patience(self, answer: Future[EngineStats], asked: float) -> None:
         """Raise when an answer that was asked for at ``asked`` will not come."""
 
-    def control(self, command: Control) -> Future[ControlDone]:
-        """Ask for something beside requests. The future has the answer, or an error of its own."""
+    def control(self, command: Command) -> Future[ControlDone]:
+        """Ask for something beside requests. The future has the answer, or an error of its own.
+
+        What is no ``Control`` (weights as tensors) is for engines of this process alone: others refuse it.
+        """
 
     def ask_to_stop(self) -> None:
         """Ask for the end and wait for nothing. For an engine in another process: leave it, and let it run."""

@@ -72,6 +72,12 @@ class Rebirth:
         if setback.evidence is Evidence.STALE:
             self._progress.dropped()
 
+    def anew(self) -> None:
+        """Begin the next generation though nothing went wrong: the KV cache's content is lost. No step is in flight."""
+        assert not self._pipeline.in_flight, "between steps"
+        self._parts.generation.current += 1
+        self._refill()
+
     def _decide(self, setback: Setback) -> Action:
         progress = self._requests.num_tokens + self._requests.num_finished
         if progress != self._mark:
@@ -81,6 +87,7 @@ class Rebirth:
             max_respawns=self._parts.max_respawns,
             restartable=self._parts.respawn is not None,
             stopping=self._halted,
+            several=self._parts.num_ranks > 1,
         )
         action = decide(setback.evidence, self._standing, bounds)
         if action is Action.DIE:

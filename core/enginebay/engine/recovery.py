@@ -77,12 +77,17 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What may be done: so many failed steps in a row are the death, so many respawns in a row are allowed."""
+    """What may be done: so many failed steps in a row are the death, so many respawns in a row are allowed.
+
+    ``several``: ranks compute a step together. Where one failed, the others stand somewhere in it, in a collective
+    that nobody finishes: none of them can go on.
+    """
 
     max_failed_steps: int
     max_respawns: int
     restartable: bool
     stopping: bool = False
+    several: bool = False
 
 
 def decide(evidence: Evidence, standing: Standing, bounds: Bounds) -> Action:
@@ -92,8 +97,8 @@ def decide(evidence: Evidence, standing: Standing, bounds: Bounds) -> Action:
     match evidence:
         case Evidence.STALE:
             return Action.VOID
-        case Evidence.FAILED:
+        case Evidence.FAILED if not bounds.several:
             return Action.VOID if standing.failed_steps + 1 < bounds.max_failed_steps else Action.DIE
-        case Evidence.LOST | Evidence.HUNG:
+        case Evidence.LOST | Evidence.HUNG | Evidence.FAILED:
             again = bounds.restartable and standing.respawns < bounds.max_respawns
             return Action.RESPAWN if again else Action.DIE

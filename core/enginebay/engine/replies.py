@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from enginebay.engine.admission.limits import AdmissionLimits
 from enginebay.engine.ledger import Row
-from enginebay.engine.limits import AdmissionLimits
 from enginebay.engine.steps import InFlight
 from enginebay.errors import EngineDead
 from enginebay.interfaces import Executor

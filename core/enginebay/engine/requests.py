@@ -9,9 +9,9 @@ from typing import Final
 
 from opentelemetry.trace import Link
 
+from enginebay.engine.admission.limits import AdmissionLimits
 from enginebay.engine.commit import DetokenizerFactory, TextState, trim
 from enginebay.engine.ledger import Ledger, Row
-from enginebay.engine.limits import AdmissionLimits
 from enginebay.engine.logprobs import fault_of_told, prompt_news
 from enginebay.engine.replies import fault_of, fault_of_schedule
 from enginebay.engine.spans import RequestSpans, Timeline, link_to

@@ -32,6 +32,10 @@ class WorkersEnd:
             self._parts.executor.stop(self._gone_by())
         except (Exception, SystemExit) as error:
             _log.warning("stopping the workers failed: %s: %s", type(error).__name__, error)
+        try:
+            self._parts.release()
+        except OSError as error:
+            _log.warning("not everything that the workers had could be removed: %s", error)
 
     def _gone_by(self) -> float:
         if self._deadline is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
 
-from enginebay.errors import WorkerLost
+from enginebay.errors import WorkerLost, one_line
 from enginebay.interfaces import WorkerExit
 from enginebay.messages import Replies
 from enginebay.runtime import Runtime
 
 __all__ = ["WorkerWatch"]
+
+_LINES_IN_WORDS, _LINE_IN_WORDS = 5, 150
 
 
 class WorkerWatch:
@@ -74,11 +76,14 @@ def _wake(waiting: Future[None]) -> None:
 def _describe(worker_exit: WorkerExit) -> str:
     """``rank 1: the worker ended (signal 9); last log lines: …``."""
     how = ""
-    if worker_exit.signal is not None:
+    if worker_exit.reason:
+        how = f" ({worker_exit.reason})"
+    elif worker_exit.signal is not None:
         how = f" (signal {worker_exit.signal})"
     elif worker_exit.exit_code is not None:
         how = f" (exit code {worker_exit.exit_code})"
     text = f"rank {worker_exit.rank}: the worker ended{how}"
     if worker_exit.last_log_lines:
-        text += "; last log lines: " + " | ".join(worker_exit.last_log_lines)
+        lines = [one_line(line, _LINE_IN_WORDS) for line in worker_exit.last_log_lines[-_LINES_IN_WORDS:]]
+        text += "; last log lines: " + " | ".join(lines)
     return text

@@ -23,11 +23,13 @@ from enginebay.interfaces._plugin import (
     ExecutorPlugin,
     ExtensionPlugin,
     Kind,
+    OwnRank,
     Plugin,
     RunnerCapabilities,
     RunnerPlugin,
     SchedulerCapabilities,
     SchedulerPlugin,
+    WorkerExtensionPlugin,
 )
 from enginebay.interfaces._runner import (
     AsyncModelRunnerOutput,
@@ -45,6 +47,7 @@ from enginebay.interfaces._scheduler import (
     SchedulerContext,
     SchedulerLimits,
 )
+from enginebay.interfaces._worker_extension import WorkerExtensionContext
 
 __all__ = [
     "API_VERSION",
@@ -62,6 +65,7 @@ __all__ = [
     "ModelRunner",
     "NoOptions",
     "Options",
+    "OwnRank",
     "PendingCall",
     "Plugin",
     "Policy",
@@ -80,5 +84,7 @@ __all__ = [
     "StartSpec",
     "WorkerChannel",
     "WorkerExit",
+    "WorkerExtensionContext",
+    "WorkerExtensionPlugin",
     "WorkerGroups",
 ]

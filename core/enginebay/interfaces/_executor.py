@@ -44,18 +44,24 @@ def _no_run_folder() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerExit:
-    """A worker's process ended: the exit code or the signal, whichever is known, and its last log lines."""
+    """A worker's process ended: the exit code or the signal, whichever is known, and its last log lines.
+
+    ``reason`` says more where the executor knows more: "was killed (signal 9, SIGKILL), out of memory".
+    """
 
     rank: int
     incarnation: str
     exit_code: int | None = None
     signal: int | None = None
     last_log_lines: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartSpec:
     """What to start: one payload (bytes, for ``serve``) per rank of the world, under this generation.
+
+    Where ``world.own_ranks`` names ranks, the payloads and incarnations are for those, in that order.
 
     ``deadline`` is seconds of the monotonic clock, by which every rank has said HELLO.
     """
@@ -111,8 +117,8 @@ class WorkerChannel(Protocol):
 
     ``receive`` returns the next encoded ``Envelope``, or None when the line is closed for good; it raises
     ``TimeoutError`` when ``deadline`` (monotonic seconds; None waits until closed) passes. ``reply`` sends an encoded
-    ``Result`` back for (generation, call id). ``heartbeat`` says which phase the worker is in, ``closed``
-    whether the line is closed.
+    ``Result`` back for (generation, call id). ``heartbeat`` says which phase the worker enters ("idle", "load_model",
+    or "execute_model 41", with the step's number), ``closed`` whether the line is closed.
     """
 
     def receive(self, deadline: float | None) -> bytes | None: ...
@@ -177,6 +183,16 @@ class Executor(ABC, Generic[O]):
 
         Pending futures end with an error. Calling it twice, or after a failed ``start``, is allowed.
         """
+
+    def exchange(self, name: str, value: bytes, deadline: float) -> tuple[bytes, ...]:
+        """What every rank's engine gives under ``name``, in rank order: ``value`` is this one's. Waits for the slowest.
+
+        For executors with ``every_rank_schedules``, which must have it: the engines agree through it before the
+        workers load, and compare their schedules while they run. It must not depend on the workers: their threads may
+        be in a collective that does not end. Each rank calls it with the same names in the same order. Raises
+        ``TimeoutError`` that names the ranks that have not come by ``deadline`` (monotonic seconds).
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares every_rank_schedules, and has no exchange")
 
     def stacks(self, deadline: float) -> dict[int, str]:
         """The Python stacks of the workers that answer by ``deadline`` (monotonic seconds), by rank. Optional.

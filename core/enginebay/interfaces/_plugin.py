@@ -38,6 +38,7 @@ from enginebay.interfaces._executor import Executor, ExecutorContext
 from enginebay.interfaces._options import NoOptions, Options
 from enginebay.interfaces._runner import BatchConstraints, ModelRunner, RunnerContext
 from enginebay.interfaces._scheduler import Policy, Scheduler, SchedulerContext
+from enginebay.interfaces._worker_extension import WorkerExtensionContext
 from enginebay.messages import ModelInfo
 
 API_VERSION: tuple[int, int] = (1, 2)
@@ -110,10 +111,14 @@ class RunnerCapabilities:
     "seed", "n" (draws keyed by ``NewRequest.choice``), "penalties" (repetition, presence and frequency), "logit_bias",
     "bad_words", "min_tokens", "logprobs", "prompt_logprobs", and "batch_invariant"; a request that needs another is
     refused by the name of its field. ``devices`` are the device kinds ("cpu", "cuda"); ``attention`` the name of the
-    attention kernel that it always uses, "" when that is settled at load (``ModelRunner.in_force`` then says)."""
+    attention kernel that it always uses, "" when that is settled at load (``ModelRunner.in_force`` then says).
+    ``sleep``, ``update_weights`` and ``send_weights``: it has the methods of ``ModelRunner`` for these."""
 
     async_output: bool = False
     captures_graph: bool = False
+    sleep: bool = False
+    update_weights: bool = False
+    send_weights: bool = False
     tensor_parallel: bool = False
     pipeline_parallel: bool = False
     devices: tuple[str, ...] = ("cpu",)
@@ -139,11 +144,29 @@ class Plugin(Generic[O]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnRank:
+    """Which rank of how many this process is, and its number on its host, as the launcher has said.
+
+    ``ranks_per_host``: how many the launcher has started on each host; None: it does not say, and all are on one.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    ranks_per_host: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutorPlugin(Plugin[O]):
-    """Describes an executor."""
+    """Describes an executor.
+
+    ``own_rank``: for one with ``every_rank_schedules``, which must have it; light. Raises ``CapabilityError`` when this
+    process was not started by a launcher.
+    """
 
     factory: Callable[[ExecutorContext[O]], Executor[O]]
     capabilities: ExecutorCapabilities = field(default_factory=ExecutorCapabilities)
+    own_rank: Callable[[], OwnRank] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +174,7 @@ class RunnerPlugin(Plugin[O]):
     """Describes a model runner.
 
     ``supports`` is light (it sees ``config.json`` only) and answers None for yes, or the reason for no.
+    ``splits`` is as light: the model, tensor ranks, pipeline stages; None when it can be shared out so, or the reason.
     ``preference`` decides when the config says ``use = "auto"``: the highest that supports the model is taken.
     ``device`` makes the ``Device`` that the worker drives, from (kind, local device index); None means the default,
     which is torch's. A runner without torch names one of its own.
@@ -161,6 +185,7 @@ class RunnerPlugin(Plugin[O]):
     supports: Callable[[ModelInfo], str | None] = lambda model: None
     preference: int = 0
     device: Callable[[str], Device] | None = None
+    splits: Callable[[ModelInfo, int, int], str | None] = lambda model, tensor, pipeline: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +202,15 @@ class ExtensionPlugin(Plugin[O]):
 
     factory: Callable[[O], Any]
     wrap_order: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExtensionPlugin(Plugin[O]):
+    """Describes a worker extension: an object made in every worker, whose ``methods``, and no others, can be called.
+
+    A method takes ``payload: bytes`` and returns bytes, or None for none. Loaded by ``[worker] extensions``, with its
+    options under ``[worker.options.NAME]``.
+    """
+
+    factory: Callable[[WorkerExtensionContext[O]], Any]
+    methods: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ What batches your runner can take is data, not code: see ``BatchConstraints``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -24,12 +25,15 @@ from msgspec import Struct
 from enginebay.interfaces._device import Device
 from enginebay.interfaces._options import Options
 from enginebay.messages import (
+    FinishWeightUpdate,
     GrammarOutput,
     KVCacheSpec,
     ModelInfo,
     ModelRunnerOutput,
     RankPlace,
     SchedulerOutput,
+    StartWeightUpdate,
+    WeightsChunk,
     WorldPlan,
 )
 
@@ -144,6 +148,51 @@ class ModelRunner(ABC, Generic[O]):
 
     def warm_up(self) -> None:
         """Do what the first step should not have to wait for. Optional."""
+
+    def sleep(self, level: int) -> None:
+        """Give the KV cache's memory back, and that of the weights: level 1 keeps them in host memory, level 2 drops
+        them. Optional, declared as the capability ``sleep``. What raises has changed nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not sleep")
+
+    def wake_up(self, tags: frozenset[str]) -> None:
+        """Take back what sleep gave away: "weights" (after level 1 alone) and "kv_cache", with as many blocks as
+        before and any content. After level 2 the weights come by a weight update, before or after the cache.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not sleep, and so does not wake up")
+
+    def start_weight_update(self, update: StartWeightUpdate) -> None:
+        """Make ready for other weights of the same shapes: all of them from the folder ``update.path``, or in chunks.
+
+        Optional, with the three methods below; declared as the capability ``update_weights``. Until the update is
+        finished the old weights stay as they are. Raises ``ModelError`` for a folder that does not fit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not take other weights")
+
+    def update_weights_chunk(self, chunk: WeightsChunk) -> None:
+        """Take some tensors, whole or in pieces, under the names that the model's file has for them."""
+        raise NotImplementedError(f"{type(self).__name__} does not take other weights")
+
+    def finish_weight_update(self, finish: FinishWeightUpdate) -> None:
+        """Put the new weights in the place of the old ones, or raise and leave the old ones in theirs."""
+        raise NotImplementedError(f"{type(self).__name__} does not take other weights")
+
+    def abort_weight_update(self) -> None:
+        """Forget what came since ``start_weight_update``; called also when that has raised."""
+
+    def weights(self) -> Mapping[str, Any]:
+        """This rank's weights by name, in one order for equal configs, as torch tensors: to be sent, or filled.
+
+        Optional, with ``load_empty`` and ``weights_received``; declared as the capability ``send_weights``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not show its weights")
+
+    def load_empty(self) -> None:
+        """In place of ``load_model``: the same model with weights of any content, and no weights file read."""
+        raise NotImplementedError(f"{type(self).__name__} does not load without weights")
+
+    def weights_received(self) -> None:
+        """What ``weights`` returned is filled: the rest of what ``load_model`` does."""
 
     def in_force(self) -> dict[str, str]:
         """What was really chosen ("attention": "paged sdpa", …), for ``check`` and the start span. Optional."""

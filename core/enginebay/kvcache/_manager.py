@@ -84,12 +84,19 @@ class KVCacheManager:
     """Hands out the blocks of one KV cache, for one scheduler. Called from one thread.
 
     ``num_blocks`` counts all blocks of the device's cache, ``block_size`` is in tokens, and the first
-    ``reserved_blocks`` ids are never handed out. It is also the ``KVCacheView`` that policies read; better give them
+    ``reserved_blocks`` ids are never handed out. ``weights`` names those that compute, and is part of every block's
+    name; "": the model's own. It is also the ``KVCacheView`` that policies read; better give them
     ``view()``, through which nothing can be changed.
     """
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, prefix_caching: bool = True, reserved_blocks: int = 0
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        reserved_blocks: int = 0,
+        weights: str = "",
     ) -> None:
         if block_size < 1:
             raise ConfigError(f"[cache] block_size is {block_size}: a block holds at least one token")
@@ -101,6 +108,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks, reserved_blocks)
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self._weights = weights
         self._open: dict[str, KVSequence] = {}
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -158,7 +166,8 @@ class KVCacheManager:
 
         One without ``reuse`` computes every token itself: it finds nothing of others, and others find what it wrote.
         """
-        sequence = KVSequence(request_id, prompt_token_ids, output_token_ids, _root(salt, adapter), reuse=reuse)
+        root = _root(salt, adapter, self._weights)
+        sequence = KVSequence(request_id, prompt_token_ids, output_token_ids, root, reuse=reuse)
         self._open[request_id] = sequence
         return sequence
 
@@ -243,7 +252,7 @@ class KVCacheManager:
         """How many leading tokens of the request are in the cache now. Changes nothing."""
         sequence = self._open.get(request.request_id)
         if sequence is None:
-            sequence = KVSequence("", request.prompt_token_ids, [], _root("", ""))
+            sequence = KVSequence("", request.prompt_token_ids, [], _root("", "", self._weights))
         return self.lookup(sequence).num_tokens
 
     def reset(self) -> bool:
@@ -294,5 +303,5 @@ class KVCacheProbe:
 
 
 @lru_cache(maxsize=1024)
-def _root(salt: str, adapter: str) -> bytes:
-    return root_hash(salt, adapter)
+def _root(salt: str, adapter: str, weights: str) -> bytes:
+    return root_hash(salt, adapter, weights) if weights else root_hash(salt, adapter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from enginebay.messages._life import LifeCall, LifeResult
 from enginebay.messages._steps import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from enginebay.messages._workers import KVCacheSpec, MemorySnapshot, PluginIdentity, WorkerInfo
 
@@ -24,7 +25,12 @@ class InitDevice(Struct, frozen=True, kw_only=True, tag="init_device"):
 
 
 class LoadModel(Struct, frozen=True, kw_only=True, tag="load_model"):
-    """Read this rank's weights."""
+    """Read this rank's weights. ``peer``: receive them from the worker that was asked to send them there instead.
+
+    ``peer`` is the ``rendezvous`` of ``SendWeights``; the weights' files are then not read.
+    """
+
+    peer: str = ""
 
 
 class DetermineAvailableMemory(Struct, frozen=True, kw_only=True, tag="determine_available_memory"):
@@ -66,6 +72,7 @@ Call = (
     | CompileOrWarmUpModel
     | ExecuteModel
     | SampleTokens
+    | LifeCall
     | Shutdown
 )
 
@@ -133,7 +140,7 @@ class WorkerFailure(Struct, frozen=True, kw_only=True, tag="worker_failure"):
     last_log_lines: tuple[str, ...] = ()
 
 
-Result = Ack | PluginsLoaded | DeviceReady | ModelLoaded | MemoryAvailable | StepResult | WorkerFailure
+Result = Ack | PluginsLoaded | DeviceReady | ModelLoaded | MemoryAvailable | StepResult | LifeResult | WorkerFailure
 
 
 class Envelope(Struct, frozen=True, kw_only=True):

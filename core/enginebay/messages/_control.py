@@ -10,9 +10,16 @@ class ReadStatus(Struct, frozen=True, kw_only=True, tag="read_status"):
 
 
 class Drain(Struct, frozen=True, kw_only=True, tag="drain"):
-    """Refuse new requests (retryable) and answer when the running ones have ended, or after ``timeout`` seconds."""
+    """Refuse new requests (retryable) and answer when the running ones have ended, or after ``timeout`` seconds.
+
+    Requests are refused until ``Resume``, also after the answer.
+    """
 
     timeout: float | None = None
+
+
+class Resume(Struct, frozen=True, kw_only=True, tag="resume"):
+    """Take requests again after a ``Drain``."""
 
 
 class StopEngine(Struct, frozen=True, kw_only=True, tag="stop_engine"):
@@ -66,7 +73,9 @@ class StopProfile(Struct, frozen=True, kw_only=True, tag="stop_profile"):
     """Write what was recorded; answered with the files' paths."""
 
 
-Control = ReadStatus | Drain | StopEngine | Sleep | WakeUp | UpdateWeights | CallWorkers | StartProfile | StopProfile
+Control = (
+    ReadStatus | Drain | Resume | StopEngine | Sleep | WakeUp | UpdateWeights | CallWorkers | StartProfile | StopProfile
+)
 
 
 class ControlDone(Struct, frozen=True, kw_only=True, tag="control_done"):

@@ -34,6 +34,11 @@ class WorldPlan(Struct, frozen=True, kw_only=True):
     data_parallel_rank_local: int | None = None
     own_ranks: tuple[int, ...] | None = None
 
+    @property
+    def own_places(self) -> tuple[RankPlace, ...]:
+        """The places of ``own_ranks``, in their order: payloads, answers and reports of this engine are in it."""
+        return self.ranks if self.own_ranks is None else tuple(self.ranks[rank] for rank in self.own_ranks)
+
 
 class PluginIdentity(Struct, frozen=True, kw_only=True, order=True):
     """A plugin as every process must agree on it; ``options`` is canonical JSON (sorted keys)."""

@@ -6,6 +6,7 @@ Listing reads package metadata only. A plugin's module is imported when it is as
 from enginebay.plugins._find import Installed
 from enginebay.plugins._hooks import Hooks
 from enginebay.plugins._host import Loaded, PluginHost
+from enginebay.plugins._options import section_of
 from enginebay.plugins._schema import config_schema
 
-__all__ = ["Hooks", "Installed", "Loaded", "PluginHost", "config_schema"]
+__all__ = ["Hooks", "Installed", "Loaded", "PluginHost", "config_schema", "section_of"]

@@ -7,6 +7,7 @@ at the first exception, and an observer that raises may neither fail a step nor 
 from __future__ import annotations
 
 import logging
+import threading  # noqa: TID251  # a lock, no thread: the loops of several groups tell observers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -38,12 +39,16 @@ class _Listener:
 
 
 class Hooks:
-    """Calls the hooks of all loaded plugins. With no listener a call costs a look into a dictionary."""
+    """Calls the hooks of all loaded plugins. With no listener a call costs a look into a dictionary.
+
+    Observers are told one thing at a time, whichever thread has something to tell.
+    """
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         self._manager = manager
         self._listeners: dict[str, tuple[_Listener, ...]] = {}
         self._wrap_orders: dict[str, int] = {}
+        self._telling = threading.RLock()  # an observer may do what tells observers
 
     def refresh(self, wrap_orders: Mapping[str, int] | None = None) -> None:
         """Look again at what is registered; the host calls it after each registration."""
@@ -114,18 +119,19 @@ class Hooks:
         listeners = self._listeners.get(hook)
         if listeners is None:
             return
-        for one in listeners:
-            if one.strikes >= STRIKES:
-                continue
-            try:
-                one.call(arguments)
-            except (Exception, SystemExit) as error:  # an observer's fault is its own; nor may it end the process
-                one.strikes += 1
-                said = in_words(error)
-                if one.strikes < STRIKES:
-                    _LOG.warning("%s of %s raised %s", hook, one.plugin, said, exc_info=error)
-                else:
-                    _LOG.error("%s of %s raised for the third time and is disabled: %s", hook, one.plugin, said)
+        with self._telling:
+            for one in listeners:
+                if one.strikes >= STRIKES:
+                    continue
+                try:
+                    one.call(arguments)
+                except (Exception, SystemExit) as error:  # an observer's fault is its own; nor may it end the process
+                    one.strikes += 1
+                    said = in_words(error)
+                    if one.strikes < STRIKES:
+                        _LOG.warning("%s of %s raised %s", hook, one.plugin, said, exc_info=error)
+                    else:
+                        _LOG.error("%s of %s raised for the third time and is disabled: %s", hook, one.plugin, said)
 
 
 def _asked(one: _Listener, arguments: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Generic, TypeVar, cast
@@ -17,6 +17,7 @@ from enginebay.interfaces import (
     Plugin,
     RunnerPlugin,
     SchedulerPlugin,
+    WorkerExtensionPlugin,
 )
 from enginebay.messages import PluginIdentity
 from enginebay.plugins._find import Installed, clashes, find, pick
@@ -131,6 +132,21 @@ class PluginHost:
         for one in loaded:
             self._make_extension(one)
         return tuple(loaded)
+
+    def load_worker_extensions(
+        self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]], source: str = "engine.toml"
+    ) -> tuple[Loaded[WorkerExtensionPlugin[Any]], ...]:
+        """Load the worker extensions of these names, in their order; ``options`` has a table for those that have any.
+
+        Nothing is made: that is the worker's to do.
+        """
+        return tuple(
+            cast(
+                "Loaded[WorkerExtensionPlugin[Any]]",
+                self._load(Kind.WORKER_EXTENSION, name, options.get(name, {}), source),
+            )
+            for name in names
+        )
 
     def _make_extension(self, loaded: Loaded[ExtensionPlugin[Any]]) -> None:
         installed = self.find(Kind.EXTENSION, loaded.plugin.name)

@@ -14,7 +14,16 @@ import pluggy
 
 from enginebay import hookspecs
 from enginebay.errors import PluginBroken, PluginTooNew, in_words, one_line
-from enginebay.interfaces import ExecutorPlugin, ExtensionPlugin, Kind, Options, Plugin, RunnerPlugin, SchedulerPlugin
+from enginebay.interfaces import (
+    ExecutorPlugin,
+    ExtensionPlugin,
+    Kind,
+    Options,
+    Plugin,
+    RunnerPlugin,
+    SchedulerPlugin,
+    WorkerExtensionPlugin,
+)
 from enginebay.plugins._find import Installed
 
 DESCRIPTORS: Mapping[Kind, type[Plugin[Any]]] = {
@@ -22,6 +31,7 @@ DESCRIPTORS: Mapping[Kind, type[Plugin[Any]]] = {
     Kind.RUNNER: RunnerPlugin,
     Kind.SCHEDULER: SchedulerPlugin,
     Kind.EXTENSION: ExtensionPlugin,
+    Kind.WORKER_EXTENSION: WorkerExtensionPlugin,
 }
 
 
@@ -144,8 +154,17 @@ def _check_fields(descriptor: Plugin[Any], plugin: Installed) -> None:
         fault = f"its options model {options.__name__} accepts keys that it does not know: keep extra='forbid'"
     elif not callable(getattr(descriptor, "factory", None)):
         fault = "its factory cannot be called"
+    elif isinstance(descriptor, WorkerExtensionPlugin):
+        fault = _fault_of_methods(descriptor.methods)
     if fault:
         raise PluginBroken(f"{who(plugin)} is broken: {one_line(fault)}.")
+
+
+def _fault_of_methods(methods: Any) -> str | None:
+    if not isinstance(methods, tuple) or not all(isinstance(name, str) for name in methods):
+        return f"its methods are {methods!r}, and must be a tuple of names"
+    bad = [name for name in methods if not name.isidentifier() or name.startswith("_")]
+    return f"it declares the method {bad[0]!r}: names of public methods are expected" if bad else None
 
 
 def _refuse_wrappers(manager: pluggy.PluginManager, plugin: object, name: str) -> None:

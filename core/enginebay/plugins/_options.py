@@ -43,7 +43,9 @@ def known_options(model: type[Options]) -> dict[str, Any]:
 
 
 def section_of(kind: Kind, name: str) -> str:
-    """Where a plugin's options stand: "[executor.options]", "[extensions.tracer]"."""
+    """Where a plugin's options stand: "[executor.options]", "[extensions.tracer]", "[worker.options.marks]"."""
+    if kind is Kind.WORKER_EXTENSION:
+        return f"[worker.options.{name}]"
     return f"[extensions.{name}]" if kind is Kind.EXTENSION else f"[{kind.noun}.options]"
 
 

@@ -44,6 +44,10 @@ def config_schema(host: PluginHost) -> tuple[dict[str, Any], list[str]]:
     schema["properties"]["extensions"]["properties"] = {
         name: {"$ref": f"#/$defs/{definition}"} for name, definition in extensions.items()
     }
+    workers = _add_options(host, Kind.WORKER_EXTENSION, definitions, warnings)
+    definitions["WorkerConfig"]["properties"]["options"]["properties"] = {
+        name: {"$ref": f"#/$defs/{definition}"} for name, definition in workers.items()
+    }
     return schema, warnings
 
 

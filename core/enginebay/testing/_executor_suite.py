@@ -7,24 +7,24 @@
     class TestMine(ExecutorSuite):
         name = "mine"                  # as in [executor] use
         options = {"ring_slots": 4}    # as in [executor.options]; optional
+        world_sizes = (1, 2)           # numbers of ranks; optional
 
-The worker runs a fake model. No test measures time: they wait for events, and ``patience`` bounds each wait.
+The workers run a fake model. No test measures time: they wait for events, and ``patience`` bounds each wait. Of an
+executor with an engine in every rank (``every_rank_schedules``) one process has one rank: its ``world_sizes`` are
+``(1,)``, and what its ranks have to agree on is for tests of its own.
 """
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, ClassVar
 
 import pytest
 
 from enginebay.errors import EnginebayError, StartFailed, WorkerFailed
-from enginebay.interfaces import ExecutorCapabilities, Kind
 from enginebay.messages import (
     Ack,
     DeviceReady,
@@ -36,60 +36,30 @@ from enginebay.messages import (
     SchedulerOutput,
     Shutdown,
 )
+from enginebay.testing._executor_base import MakeDriver, each_size
 from enginebay.testing._executor_driver import START_CALLS, ExecutorDriver, token_of
-from enginebay.testing._offer import offer, offer_executor_again
-from enginebay.testing.fakes import FAKE_RUNNER
+from enginebay.testing._executor_faults import Faults
+from enginebay.testing._executor_ranks import SeveralRanks
+from enginebay.testing._offer import offer_executor_again
 
-MakeDriver = Callable[..., ExecutorDriver]
 
+class ExecutorSuite(SeveralRanks, Faults):
+    """What every executor keeps. ``name`` is that of an installed executor."""
 
-class ExecutorSuite:
-    """What every executor keeps. ``name`` is that of an installed executor with a world of one rank."""
-
-    name: ClassVar[str] = ""
-    options: ClassVar[Mapping[str, Any]] = {}
-    patience: ClassVar[float] = 60.0
-
-    @pytest.fixture
-    def make(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeDriver]:
-        """Makes drivers; at the end it opens their gates and stops them."""
-        offer(tmp_path / "offered", monkeypatch, Kind.RUNNER, FAKE_RUNNER, "enginebay.testing.fakes")
-        made: list[ExecutorDriver] = []
-
-        def make(name: str | None = None) -> ExecutorDriver:
-            folder = tmp_path / f"driver{len(made)}"
-            made.append(ExecutorDriver(name or self.name, folder, options=self.options, patience=self.patience))
-            return made[-1]
-
-        yield make
-        for driver in made:
-            driver.gate.touch()
-            if driver.executor is not None:
-                driver.stop()
-
-    @pytest.fixture
-    def driver(self, make: MakeDriver) -> ExecutorDriver:
-        """One driver, not started."""
-        return make()
-
+    @each_size
     def test_the_start_is_answered_phase_by_phase(self, driver: ExecutorDriver) -> None:
-        (worker,) = driver.start().workers
-        assert (worker.rank, worker.incarnation) == (0, "kit-0-1")
-        assert worker.pid > 0
-        assert worker.host
-        results = [driver.call(call) for call in START_CALLS]
-        assert [type(result) for result in results] == [
-            PluginsLoaded,
-            DeviceReady,
-            ModelLoaded,
-            MemoryAvailable,
-            Ack,
-            Ack,
-        ]
+        workers = driver.start().workers
+        assert [worker.rank for worker in workers] == [place.rank for place in driver.world.ranks]
+        assert [worker.incarnation for worker in workers] == [f"kit-0-{1 + worker.rank}" for worker in workers]
+        assert all(worker.pid > 0 and worker.host for worker in workers)
+        results = [driver.calls(call) for call in START_CALLS]
+        kinds = [PluginsLoaded, DeviceReady, ModelLoaded, MemoryAvailable, Ack, Ack]
+        assert [[type(one) for one in each] for each in results] == [[kind] * len(workers) for kind in kinds]
         driver.run_step()
         assert driver.executor is not None
         assert driver.executor.health().alive
 
+    @each_size
     def test_start_and_stop_and_start_again(self, driver: ExecutorDriver) -> None:  # X13
         driver.ready()
         driver.run_step()
@@ -108,8 +78,8 @@ class ExecutorSuite:
         driver.stop()
         driver.stop()
 
-    def test_stop_after_a_failed_start(self, driver: ExecutorDriver) -> None:  # X13
-        with pytest.raises(StartFailed):
+    def test_stop_after_a_failed_start(self, driver: ExecutorDriver) -> None:  # X13, X14
+        with pytest.raises(StartFailed, match=f"rank {len(driver.world.ranks) - 1}"):
             driver.start(payload=b"\xc1 not a start payload")
         driver.stop()
         driver.stop()
@@ -129,77 +99,43 @@ class ExecutorSuite:
         driver.stop()
         driver.wait_until_closed()
 
-    def test_a_failed_call_leaves_the_line_aligned(self, driver: ExecutorDriver) -> None:  # X2, X3
-        driver.ready()
-        for how, said in (
-            (b"raise", "ValueError: the fake"),
-            (b"exit", "SystemExit: the fake"),
-            (b"raise", "asked to fail"),
-        ):
-            step, _ = driver.next_step(how)
-            with pytest.raises(WorkerFailed, match=said) as caught:
-                driver.call(step)
-            assert "failed in execute_model" in str(caught.value)
-            assert "_misbehave" in caught.value.remote_traceback
-            driver.run_step()
-        assert driver.exits == []
-
-    def test_an_object_that_cannot_cross_is_refused_at_the_sender(self, driver: ExecutorDriver) -> None:  # X15
-        driver.ready()
+    def test_an_object_that_cannot_cross_is_refused_at_the_sender(self, running: ExecutorDriver) -> None:  # X15
         for thing in (threading.Lock(), lambda: 0):
             call = ExecuteModel(scheduler_output=SchedulerOutput(step=0, annex={"kit": thing}))  # type: ignore[dict-item]  # the fault under test
             with pytest.raises(TypeError, match="ExecuteModel holds something that cannot cross to a worker"):
-                driver.submit(call)
-        driver.run_step()
+                running.submit(call)
+        running.run_step()
 
-    def test_answers_come_in_the_order_of_the_calls(self, driver: ExecutorDriver) -> None:
-        driver.ready()
+    def test_answers_come_in_the_order_of_the_calls(self, running: ExecutorDriver) -> None:
         order: list[int] = []
         futures: list[tuple[Future[Replies], int]] = []
         for number in range(50):
-            step, token = driver.next_step(b"raise" if number % 7 == 3 else b"")
-            future = driver.submit(step)
+            step, token = running.next_step(b"raise" if number % 7 == 3 else b"")
+            future = running.submit(step)
             future.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]  # no type for a default
             futures.append((future, token))
         for number, (future, token) in enumerate(futures):
             if number % 7 == 3:
                 with pytest.raises(WorkerFailed):
-                    driver.results(future)
+                    running.results(future)
             else:
-                assert token_of(driver.results(future)[0]) == token
+                assert token_of(running.results(future)[0]) == token
         assert order == list(range(50))
 
-    def test_submit_returns_while_the_worker_is_busy(self, driver: ExecutorDriver) -> None:  # NONBLOCK
-        driver.ready()
-        depth = max(1, self._capabilities(driver).max_in_flight)
-        steps = [driver.next_step(b"hold") for _ in range(depth)]
-        futures = [driver.submit(step) for step, _ in steps]
-        # the worker is held until the gate opens, and all submits have returned before that
-        assert not any(future.done() for future in futures)
-        driver.gate.touch()
-        assert [token_of(driver.results(future)[0]) for future in futures] == [token for _, token in steps]
-
-    def test_a_late_reply_is_not_the_next_calls(self, driver: ExecutorDriver) -> None:  # X1
-        driver.ready()
-        late, _ = driver.next_step(b"hold")
-        with pytest.raises(TimeoutError):
-            driver.call(late, timeout=0.01)
-        step, token = driver.next_step()
-        future = driver.submit(step)
-        driver.gate.touch()
-        assert token_of(driver.results(future)[0]) == token
-        driver.run_step()
-
-    def test_stop_answers_what_is_pending(self, driver: ExecutorDriver) -> None:  # X13: also when the worker hangs
-        driver.ready()
-        futures = [driver.submit(driver.next_step(b"hold")[0]) for _ in range(2)]
-        driver.stop(seconds=0.2)
-        for future in futures:
-            with pytest.raises(EnginebayError):
-                driver.results(future)
-        driver.gate.touch()
-        driver.wait_until_closed()
-        driver.stop()
+    def test_submit_returns_while_the_worker_is_busy(self, running: ExecutorDriver) -> None:  # NONBLOCK
+        depth = max(1, running.plugin.capabilities.max_in_flight)
+        steps = [running.next_step(b"hold") for _ in range(depth)]
+        futures: list[Future[Replies]] = []
+        submitting = threading.Thread(target=lambda: futures.extend(running.submit(step) for step, _ in steps))
+        submitting.start()
+        submitting.join(running.patience)
+        returned = not submitting.is_alive()
+        done = any(future.done() for future in futures)
+        running.gate.touch()  # the worker was held until now
+        submitting.join()
+        assert returned, "submit waits for the worker"
+        assert not done
+        assert [token_of(running.results(future)[0]) for future in futures] == [token for _, token in steps]
 
     def test_a_call_after_the_stop_is_answered_with_an_error(self, driver: ExecutorDriver) -> None:
         driver.ready()
@@ -219,7 +155,9 @@ class ExecutorSuite:
         driver.run_step()
         driver.executor = None
         gc.collect()
-        driver.wait_until_closed()
+        driver.wait_until_gone()
+        if not driver.processes:
+            driver.wait_until_closed()
 
     def test_two_side_by_side(self, make: MakeDriver) -> None:
         first, second = make(), make()
@@ -241,6 +179,3 @@ class ExecutorSuite:
         driver.ready()
         driver.run_step()
         driver.stop()
-
-    def _capabilities(self, driver: ExecutorDriver) -> ExecutorCapabilities:
-        return driver.plugin.capabilities

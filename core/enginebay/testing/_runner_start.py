@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from enginebay.interfaces import Device, ModelRunner, RunnerCapabilities, RunnerContext
+from enginebay.interfaces import Device, ModelRunner, RunnerCapabilities, RunnerContext, WorkerGroups
 from enginebay.messages import ModelInfo, RankPlace, WorldPlan
 from enginebay.models import read_model_info
 from enginebay.plugins import PluginHost
@@ -38,16 +38,22 @@ def start_runner(
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
     batch_invariant: bool = False,
+    place: RankPlace | None = None,
+    world: WorldPlan | None = None,
+    groups: WorkerGroups | None = None,
 ) -> Iterator[StartedRunner]:
-    """Load the runner by its installed name, take it through the worker's order, and close it at the end."""
+    """Load the runner by its installed name, take it through the worker's order, and close it at the end.
+
+    ``place``, ``world`` and ``groups`` make it one rank of several, whose groups have been joined.
+    """
     loaded = PluginHost().load_runner(name, dict(options or {}))
     plugin, model = loaded.plugin, read_model_info(folder)
     context: RunnerContext[Any] = RunnerContext(
         options=loaded.options,
         model=model,
         device=_device(plugin.device(kind) if plugin.device is not None else None, kind),
-        place=RankPlace(),
-        world=WorldPlan(),
+        place=place or RankPlace(),
+        world=world or WorldPlan(),
         dtype=dtype,
         cache_dtype=dtype,
         block_size=block_size,
@@ -56,6 +62,7 @@ def start_runner(
         max_num_batched_tokens=max_num_batched_tokens,
         seed=0,
         batch_invariant=batch_invariant,
+        groups=groups or WorkerGroups(),
     )
     runner = plugin.factory(context)
     try:

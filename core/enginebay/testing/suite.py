@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from enginebay.plugins import PluginHost
 from enginebay.testing import ExecutorSuite, RunnerSuite, SchedulerSuite
 from enginebay.testing.plugin import chosen
 
@@ -15,7 +16,16 @@ if not any(chosen(kind) for kind in _SUITES):
         "and load the options with -p enginebay.testing.plugin"
     )
 
+
+def _worlds(name: str) -> dict[str, object]:
+    """The sizes of world that an executor says it can have, where one process speaks to all of it."""
+    capabilities = PluginHost().load_executor(name, {}).plugin.capabilities
+    alone = capabilities.every_rank_schedules or capabilities.max_world_size == 1
+    return {"world_sizes": (1,) if alone else (1, 2)}
+
+
 for _kind, _suite in _SUITES.items():
     for _name in chosen(_kind):
         _class = f"Test{_kind.capitalize()}_{_name}"
-        globals()[_class] = type(_class, (_suite,), {"name": _name, "__module__": __name__})
+        _members = {"name": _name, "__module__": __name__}
+        globals()[_class] = type(_class, (_suite,), _members | (_worlds(_name) if _kind == "executor" else {}))

@@ -8,9 +8,10 @@ one asked for, or for another device, is copied, one at a time. No code of the m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,7 +20,7 @@ from enginebay.models import check_layers, check_weights, one_line, read_config,
 from enginebay.worker.buffers import recreate_buffers
 from enginebay.worker.names import ExpertStacks, Place, find_place
 
-__all__ = ["load_causal_lm", "map_tensors", "torch_dtype"]
+__all__ = ["FolderWeights", "WeightSource", "Whole", "WorldPart", "load_causal_lm", "map_tensors", "torch_dtype"]
 
 _LEGACY_SUFFIXES = (
     "rotary_emb.inv_freq",
@@ -36,6 +37,41 @@ _EXPERTS = "grouped_mm"
 _MAX_DETAIL = 400
 
 
+class WorldPart(Protocol):
+    """Which part of a model one rank loads; asked by ``load_causal_lm`` in the order of its methods."""
+
+    def prepare(self, model: Any) -> None:
+        """Make the model, which is whole and on the meta device, this rank's part. The file fits the whole one."""
+
+    def keeps(self, name: str) -> bool:
+        """Whether the rank has any of the module's weight ``name``."""
+
+    def copies(self, place: Place) -> bool:
+        """Whether the rank's part of it has to be a copy, since it is scattered over the whole."""
+
+    def cut(self, place: Place, whole: torch.Tensor, own_rows: int) -> torch.Tensor:
+        """The part of a weight as the file has it. ``own_rows``: of an expert's stack, the rows of the whole one."""
+
+
+class Whole:
+    """The part of a rank that is alone: everything."""
+
+    def prepare(self, model: Any) -> None:
+        """Nothing to do."""
+
+    def keeps(self, name: str) -> bool:
+        """It does."""
+        return True
+
+    def copies(self, place: Place) -> bool:
+        """It need not be."""
+        return False
+
+    def cut(self, place: Place, whole: torch.Tensor, own_rows: int) -> torch.Tensor:
+        """All of it."""
+        return whole
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """``"float32"``, ``"bfloat16"``, ``"float16"`` as torch's object."""
     dtype = getattr(torch, name, None)
@@ -44,33 +80,89 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def map_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def map_tensors(
+    folder: Path,
+    wanted: Callable[[str], bool] = lambda name: True,
+    passing: Callable[[str], bool] = lambda name: False,
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the folder's safetensors with its name, mapped from the file, not read.
 
-    Raises ``ModelError`` when a file is missing, truncated or no safetensors.
+    ``wanted``: the names to give. ``passing``: names of which the caller keeps nothing but copies: they are mapped
+    apart, so that the pages which were read go with them. Raises ``ModelError`` when a file is missing, truncated or
+    no safetensors.
     """
     from safetensors import SafetensorError, safe_open
 
     for path in weight_files(folder):
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
+            with ExitStack() as opened:
+                file = opened.enter_context(safe_open(path, framework="pt", device="cpu"))
+                apart = None
                 for name in file.keys():  # noqa: SIM118  # safe_open is no mapping: it cannot be iterated
-                    yield name, file.get_tensor(name)
+                    if not wanted(name):
+                        continue
+                    if passing(name) and apart is None:
+                        apart = opened.enter_context(safe_open(path, framework="pt", device="cpu"))
+                    yield name, (apart if apart is not None and passing(name) else file).get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"{path}: not a whole safetensors file ({error}); copy or convert the model again"
             ) from error
 
 
-def load_causal_lm(folder: Path, *, architecture: str, dtype: str, device: str, attention: str) -> Any:
+class WeightSource(Protocol):
+    """Where the weights are, under the names of the checkpoint. ``place`` is for messages."""
+
+    place: Path
+
+    def headers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Each tensor's ``dtype`` and ``shape``, as safetensors writes them. Raises ``ModelError``."""
+
+    def tensors(
+        self, wanted: Callable[[str], bool], passing: Callable[[str], bool]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, as ``map_tensors`` gives them."""
+
+
+class FolderWeights:
+    """The safetensors of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = folder
+
+    def headers(self) -> Mapping[str, Mapping[str, Any]]:
+        """See ``WeightSource``."""
+        return check_weights(self.place)
+
+    def tensors(
+        self, wanted: Callable[[str], bool], passing: Callable[[str], bool]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``WeightSource``."""
+        return map_tensors(self.place, wanted, passing)
+
+
+def load_causal_lm(
+    folder: Path,
+    *,
+    architecture: str,
+    dtype: str,
+    device: str,
+    attention: str,
+    part: WorldPart | None = None,
+    weights: WeightSource | None = None,
+) -> Any:
     """The model of ``folder`` as transformers' class ``architecture``: in eval mode, without gradients.
 
-    ``attention`` is the name of a function registered in transformers' attention interface. Returns a
-    ``transformers.PreTrainedModel``. Raises ``ModelError`` for a config that builds no model, and for weights that are
+    ``attention`` is the name of a function registered in transformers' attention interface; ``part`` is what this rank
+    loads of the model (None: all of it), ``weights`` is where they are if not in ``folder``, whose config.json it still
+    is. Returns a ``transformers.PreTrainedModel``. Raises ``ModelError`` for a config that builds no model, and for
+    weights that are
     missing, too many, or of another shape or type.
     """
-    headers = {name: entry for name, entry in check_weights(folder).items() if not name.endswith(_LEGACY_SUFFIXES)}
+    source = FolderWeights(folder) if weights is None else weights
+    headers = {name: entry for name, entry in source.headers().items() if not name.endswith(_LEGACY_SUFFIXES)}
     model = _build_on_meta(folder, architecture, attention, len(headers))
+    home, folder = folder, source.place
     own = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
     places = _find_places(model, own, headers)
     headers = {name: entry for name, entry in headers.items() if name in places}
@@ -82,7 +174,9 @@ def load_causal_lm(folder: Path, *, architecture: str, dtype: str, device: str, 
             + "config.json and the weights do not belong together"
         )
     target = torch.device(device)
-    state = _read(folder, model, own, places, torch_dtype(dtype), target)
+    part = part or Whole()
+    part.prepare(model)
+    state = _read(source, model, own, places, part, torch_dtype(dtype), target)
     _drop_tied_copies(model, state, folder)
     try:
         model.load_state_dict(state, strict=False, assign=True)
@@ -90,7 +184,7 @@ def load_causal_lm(folder: Path, *, architecture: str, dtype: str, device: str, 
         raise ModelError(f"{folder}: the weights do not fit config.json: {_detail(error)}") from error
     state.clear()
     model.tie_weights()
-    recreate_buffers(model, target, folder)
+    recreate_buffers(model, target, home)
     missing = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     if missing:
         raise ModelError(
@@ -113,10 +207,11 @@ def _find_places(model: Any, own: Mapping[str, torch.Size], names: Iterable[str]
 
 
 def _read(
-    folder: Path,
+    source: WeightSource,
     model: Any,
     own: Mapping[str, torch.Size],
     places: Mapping[str, Place | None],
+    part: WorldPart,
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
@@ -124,21 +219,24 @@ def _read(
     kept = _kept_in_float32(model, dtype)
     state: dict[str, torch.Tensor] = {}
     stacks = ExpertStacks()
-    for name, tensor in map_tensors(folder):
-        place = places.get(name)
-        if place is None:
-            continue
+    small = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
+    here = {name: place for name, place in places.items() if place is not None and part.keeps(place.name)}
+    for name, whole in source.tensors(here.__contains__, lambda name: part.copies(here[name])):
+        place = here[name]
+        rows = own[place.name][1] if place.expert is not None else 0
+        tensor = part.cut(place, whole, rows)
+        del whole
         wanted = torch.float32 if kept is not None and kept.search(place.name) else dtype
         if place.expert is not None:
-            stacks.put(place, tensor, own[place.name], wanted, device)
+            stacks.put(place, tensor, small[place.name], wanted, device)
         else:
             if place.name in state:
-                raise ModelError(_twice(folder, name, place.name))
+                raise ModelError(_twice(source.place, name, place.name))
             # a no-op, hence still the mapped file, unless dtype or device differ
             state[place.name] = tensor.to(device=device, dtype=wanted if tensor.is_floating_point() else None)
     if lacking := stacks.missing():
         raise ModelError(
-            one_line(f"{folder}: {len(lacking)} stacks of experts are not whole: the file lacks {_some(lacking)}")
+            one_line(f"{source.place}: {len(lacking)} stacks of experts are not whole: the file lacks {_some(lacking)}")
         )
     return state | stacks.stacks
 

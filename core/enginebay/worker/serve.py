@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginebay.interfaces import WorkerChannel
-from enginebay.messages import Call, Envelope, Result, Shutdown, StartPayload
+from enginebay.messages import Call, Envelope, ExecuteModel, Result, Shutdown, StartPayload
 from enginebay.transport.codec import decode_call, decode_envelope, decode_start_payload, encode
 from enginebay.worker.failure import describe_failure
 from enginebay.worker.worker import Worker, call_name
@@ -48,7 +48,7 @@ def _answer(worker: Worker, envelope: Envelope, channel: WorkerChannel, rank: in
     try:
         call: Call = decode_call(envelope.payload)
         phase = call_name(call)
-        channel.heartbeat(phase)
+        channel.heartbeat(f"{phase} {call.scheduler_output.step}" if isinstance(call, ExecuteModel) else phase)
         result: Result = worker.handle(call, envelope.traceparent)
         return not isinstance(call, Shutdown), encode(result)
     except KeyboardInterrupt:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from enginebay import tracing
 from enginebay.config import EngineConfig
-from enginebay.errors import CapabilityError
-from enginebay.interfaces import Device, ModelRunner, RunnerContext, RunnerPlugin
+from enginebay.interfaces import (
+    Device,
+    ModelRunner,
+    RunnerContext,
+    RunnerPlugin,
+    WorkerExtensionContext,
+    WorkerExtensionPlugin,
+    WorkerGroups,
+)
 from enginebay.messages import (
     Ack,
     CompileOrWarmUpModel,
@@ -28,15 +37,21 @@ from enginebay.messages import (
     PluginsLoaded,
     Result,
     StartPayload,
+    WeightsSent,
     WorkerInfo,
 )
 from enginebay.plugins import Loaded, PluginHost
 from enginebay.worker import memory
 from enginebay.worker.choice import check_dtypes, choose_device, dtypes_in_force
-from enginebay.worker.distributed import clean_environment, join_world, worker_threads
+from enginebay.worker.distributed import Membership, clean_environment, join_world, worker_threads
+from enginebay.worker.extensions import WorkerExtensions
 from enginebay.worker.host import available_cores
 from enginebay.worker.mapping import device_index
 from enginebay.worker.spans import StartTrace
+
+_LOADING: Final = threading.Lock()
+"""Several workers of one process (replicas in threads) load one after the other: a library's own patching, and what a
+runner measures, is the process's."""
 
 StartCall = InitWorker | InitDevice | LoadModel | DetermineAvailableMemory | InitializeKVCache | CompileOrWarmUpModel
 
@@ -55,6 +70,9 @@ class WorkerStart:
         self._config = EngineConfig()
         self._plugin: Loaded[RunnerPlugin[Any]] | None = None
         self._device: Device | None = None
+        self._membership = Membership(WorkerGroups())
+        self._in_workers: tuple[Loaded[WorkerExtensionPlugin[Any]], ...] = ()
+        self.extensions = WorkerExtensions()
         self._runner: ModelRunner[Any] | None = None
         self._baseline: MemorySnapshot | None = None
         self._requested = 0
@@ -80,12 +98,12 @@ class WorkerStart:
                     return self._init_worker()
             case InitDevice():
                 with self.trace.phase(tracing.WORKER_INIT_DEVICE, traceparent):
-                    return self._init_device()
+                    return self._init_device(call.rendezvous)
             case LoadModel():
-                with self.trace.phase(tracing.WORKER_LOAD_MODEL, traceparent):
-                    return self._load_model()
+                with self.trace.phase(tracing.WORKER_LOAD_MODEL, traceparent), self.together(), _LOADING:
+                    return self._load_model(call.peer)
             case DetermineAvailableMemory():
-                with self.trace.phase(tracing.WORKER_PROFILE, traceparent):
+                with self.trace.phase(tracing.WORKER_PROFILE, traceparent), self.together():
                     return self._determine_available_memory()
             case InitializeKVCache():
                 with self.trace.phase(tracing.WORKER_ALLOCATE_KV_CACHE, traceparent) as span:
@@ -94,7 +112,7 @@ class WorkerStart:
                     self.runner.initialize_kv_cache(call.num_blocks)
                     return Ack()
             case CompileOrWarmUpModel():
-                with self.trace.phase(tracing.WORKER_WARM_UP, traceparent):
+                with self.trace.phase(tracing.WORKER_WARM_UP, traceparent), self.together():
                     self.runner.warm_up()
                     self.device.synchronize()
                 self.trace.end()
@@ -104,26 +122,39 @@ class WorkerStart:
         """Close the runner, if there is one, and give its memory back."""
         self.trace.end()
         runner, self._runner = self._runner, None
+        self.extensions.close()
         try:
             if runner is not None:
                 runner.close()
         finally:
             del runner  # else the collection below could not free what it holds
+            self.leave_world()
             if self._device is not None:
                 gc.collect()
                 self._device.empty_cache()
 
+    def leave_world(self) -> None:
+        """Leave the process groups that were joined, if any."""
+        self._membership.leave()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what the ranks do together: one that fails leaves, so that those who wait for it fail at once."""
+        try:
+            yield
+        except BaseException:
+            self.leave_world()
+            raise
+
     def _init_worker(self) -> PluginsLoaded:
         self._config = EngineConfig.model_validate_json(self._payload.config)
-        if self._config.worker.extensions:
-            raise CapabilityError(
-                f"[worker] extensions = {list(self._config.worker.extensions)}: this version loads no worker "
-                "extensions; remove them"
-            )
         self._plugin = self._host.load_runner(self._payload.runner, self._config.runner.options)
-        return PluginsLoaded(plugins=(self._plugin.identity,))
+        self._in_workers = self._host.load_worker_extensions(
+            self._config.worker.extensions, self._config.worker.options
+        )
+        return PluginsLoaded(plugins=(self._plugin.identity, *(one.identity for one in self._in_workers)))
 
-    def _init_device(self) -> DeviceReady:
+    def _init_device(self, rendezvous: str) -> DeviceReady:
         assert self._plugin is not None
         payload, place, world = self._payload, self._payload.place, self._payload.world
         device = choose_device(self._plugin.plugin, self._config.device.kind, self._make_device)
@@ -144,13 +175,15 @@ class WorkerStart:
         threads = worker_threads(
             configured=self._config.worker.threads,
             cores=available_cores(),
-            ranks_on_node=sum(other.node == place.node for other in world.ranks),
+            ranks_on_node=sum(other.node == place.node for other in world.ranks) * world.data_parallel_size,
             omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
         )
         if threads is not None:
             device.set_threads(threads)
         with tracing.span(tracing.WORKER_INIT_DISTRIBUTED, {tracing.WORLD_SIZE: len(world.ranks)}):
-            join_world(place, world, device)
+            self._membership.leave()
+            timeout = self._config.deadlines.collective
+            self._membership = join_world(place, world, device, rendezvous, timeout)
         device.seed(self._config.model.seed)
         device.touch_math_library()
         gc.collect()
@@ -162,6 +195,7 @@ class WorkerStart:
         self.trace.note(tracing.DEVICE, device.name())
         self.trace.note(tracing.FREE_BYTES, self._baseline.free)
         self._runner = self._make_runner(self._plugin, device, dtype, cache_dtype)
+        self._make_extensions(device)
         info = WorkerInfo(
             rank=place.rank,
             local_rank=place.local_rank,
@@ -191,12 +225,41 @@ class WorkerStart:
                 max_num_batched_tokens=payload.max_num_batched_tokens,
                 seed=self._config.model.seed,
                 batch_invariant=self._config.engine.batch_invariant,
+                groups=self._membership.groups,
             )
         )
 
-    def _load_model(self) -> ModelLoaded:
+    def _make_extensions(self, device: Device) -> None:
+        payload = self._payload
+        self.extensions.make(
+            self._in_workers,
+            lambda options: WorkerExtensionContext(
+                options=options, place=payload.place, world=payload.world, device=device, runner=self.runner
+            ),
+        )
+
+    def send_weights(self, rendezvous: str) -> WeightsSent:
+        """Give this rank's weights to the worker that asks for them at ``rendezvous``."""
+        from enginebay.worker import peer
+
+        timeout = self._config.deadlines.load_model
+        return peer.send(self.runner.weights(), rendezvous, self._payload.place.rank, timeout)
+
+    def _load_from(self, rendezvous: str) -> None:
+        from enginebay.worker import peer
+
+        self.runner.load_empty()
+        timeout = self._config.deadlines.load_model
+        peer.receive(self.runner.weights(), rendezvous, self._payload.place.rank, timeout)
+        self.runner.weights_received()
+
+    def _load_model(self, rendezvous: str) -> ModelLoaded:
+        """From the model's folder, or from a peer where there is a ``rendezvous`` with one."""
         before = memory.snapshot(self.device)
-        self.runner.load_model()
+        if rendezvous:
+            self._load_from(rendezvous)
+        else:
+            self.runner.load_model()
         self.device.synchronize()
         self._spec = self.runner.kv_cache_spec()
         grown = memory.snapshot(self.device) - before

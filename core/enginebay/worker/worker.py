@@ -17,6 +17,7 @@ from enginebay.messages import (
     InitDevice,
     InitializeKVCache,
     InitWorker,
+    LifeCall,
     LoadModel,
     ModelRunnerOutput,
     Result,
@@ -26,6 +27,7 @@ from enginebay.messages import (
     StepResult,
 )
 from enginebay.plugins import PluginHost
+from enginebay.worker.life import WorkerLife
 from enginebay.worker.start import StartCall, WorkerStart
 
 _ORDER: Final[tuple[type[StartCall], ...]] = (
@@ -58,6 +60,7 @@ class Worker:
     ) -> None:
         self._payload = payload
         self._start = WorkerStart(payload, host or PluginHost(), make_device)
+        self._life = WorkerLife(self._start, payload.place.rank)
         self._done = 0  # how many calls of _ORDER have succeeded
         self._awaits_sampling = False
         self._step = -1  # of the schedule that came last
@@ -74,10 +77,17 @@ class Worker:
                 return Ack()
             case ExecuteModel():
                 self._check_ready(call)
-                return self._execute_model(call, traceparent)
+                self._life.check_can_run(call_name(call))
+                with self._start.together():
+                    return self._execute_model(call, traceparent)
             case SampleTokens():
                 self._check_ready(call)
-                return self._sample_tokens(call)
+                self._life.check_can_run(call_name(call))
+                with self._start.together():
+                    return self._sample_tokens(call)
+            case _ if isinstance(call, LifeCall):
+                self._check_ready(call)
+                return self._life.do(call)
             case _:
                 self._check_turn(call)
                 result = self._start.do(call, traceparent)
@@ -88,6 +98,7 @@ class Worker:
         """Close the runner, once, and give its memory back. Allowed at any time, also after a failed start."""
         if not self._closed:
             self._closed = True
+            self._life.close()
             self._start.close()
 
     def _execute_model(self, call: ExecuteModel, traceparent: str) -> StepResult | Ack:

@@ -17,9 +17,9 @@ from enginebay.cli import group, main
 from enginebay.cli._answers import complain, print_json, print_logprobs
 from enginebay.cli._sampling import sampling_params
 from enginebay.engine import Choice, Completion
-from enginebay.engine.front import Front
-from enginebay.engine.limits import MAX_CHOICES, MAX_LOGPROBS, AdmissionLimits
-from enginebay.engine.params import check_params
+from enginebay.engine.admission.limits import MAX_CHOICES, MAX_LOGPROBS, AdmissionLimits
+from enginebay.engine.admission.params import check_params
+from enginebay.engine.front.front import Front
 from enginebay.errors import InvalidRequest
 from enginebay.messages import FinishReason, SamplingParams, TokenLogprob, Usage
 from support.fake_engines import Installed

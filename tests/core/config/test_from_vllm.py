@@ -133,7 +133,7 @@ def test_what_is_printed() -> None:
             "\n"
             "[parallel]\n"
             "tensor_parallel_size = 2  # -tp\n"
-            "data_parallel_size = 2    # -dp; this version runs one copy, and refuses more\n"
+            "data_parallel_size = 2    # -dp\n"
             "\n"
             "[executor]\n"
             'use = "mp"  # vLLM\'s choice for several ranks on one host; not installed; installed: uni\n'

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay.engine.admission import AdmissionLimits, Ask, validate
+from enginebay.engine.admission.admit import AdmissionLimits, Ask, validate
 from enginebay.errors import InvalidRequest
 from enginebay.messages import FinishReason, SamplingParams
 from support.fake_engine import FEATURES, FakeEngine

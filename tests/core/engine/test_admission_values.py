@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay.engine.admission import AdmissionLimits, Ask, admit, validate
+from enginebay.engine.admission.admit import AdmissionLimits, Ask, admit, validate
 from enginebay.errors import InvalidRequest
 from enginebay.messages import ExecuteModel, NewRequest, SamplingParams, SchedulerOutput
 from enginebay.tracing import parse_traceparent

@@ -11,11 +11,11 @@ from opentelemetry.trace import StatusCode
 
 from enginebay import __version__
 from enginebay.config import load
-from enginebay.engine.assembly import start
-from enginebay.engine.bringup import BringUp
 from enginebay.engine.core import EngineCore
-from enginebay.engine.front import Front, resolve_config
-from enginebay.engine.plan import plan
+from enginebay.engine.front.front import Front, resolve_config
+from enginebay.engine.startup.assembly import start
+from enginebay.engine.startup.bringup import BringUp
+from enginebay.engine.startup.plan import plan
 from enginebay.errors import (
     CapabilityError,
     ConfigError,
@@ -24,7 +24,10 @@ from enginebay.errors import (
     PluginNotFound,
     StartFailed,
     WorkerFailed,
+    WorkerHung,
+    WorkerLost,
 )
+from enginebay.interfaces import ExecutorHealth, RankHealth
 from enginebay.messages import MemorySnapshot, PluginIdentity, PluginsLoaded, WorkerInfo
 from enginebay.plugins import PluginHost
 from enginebay.runtime import system_runtime
@@ -110,13 +113,38 @@ def test_a_worker_with_other_plugins_is_named(fake: Installed, monkeypatch: pyte
 
 
 def test_a_phase_that_hangs_is_named(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(self: Any, call: Any, **rest: Any) -> Any:
+    def hang(self: Any, *wait: Any) -> Any:
         raise TimeoutError
 
-    monkeypatch.setattr("enginebay.interfaces.Executor.collective_rpc", hang)
+    monkeypatch.setattr("enginebay.engine.lookout.Lookout.wait", hang)
     with pytest.raises(StartFailed) as caught:
         started(fake)
     assert str(caught.value).startswith("the workers did not finish init_worker within 600 s ([deadlines] load_model)")
+    ranks = (
+        RankHealth(rank=2, phase="idle", age=3.0, state="running"),
+        RankHealth(rank=3, phase="init_worker", age=412.0, state="running"),
+    )
+    health = ExecutorHealth(alive=True, ranks=ranks)
+    monkeypatch.setattr("enginebay_uni.executor.UniExecutor.health", lambda self: health)
+    with pytest.raises(StartFailed) as caught:
+        started(fake)
+    assert str(caught.value) == (
+        "rank 3 did not finish init_worker within 600 s ([deadlines] load_model): "
+        "rank 3 has been in init_worker for 412 s"
+    )
+
+
+@pytest.mark.parametrize("error", [WorkerLost("rank 0: gone"), WorkerHung("rank 0: stopped")])
+def test_a_worker_lost_in_the_first_start_is_a_failed_start(
+    fake: Installed, monkeypatch: pytest.MonkeyPatch, error: EnginebayError
+) -> None:  # E2: 3, not 4 or 5
+    def lose(self: Any, *wait: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("enginebay.engine.lookout.Lookout.wait", lose)
+    with pytest.raises(StartFailed, match=f"^the start failed: {error}$") as caught:
+        started(fake)
+    assert caught.value.exit_code == 3
 
 
 def test_a_model_without_a_tokenizer(fake: Installed) -> None:

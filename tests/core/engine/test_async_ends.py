@@ -10,7 +10,7 @@ import time
 import pytest
 
 from enginebay import AsyncLLM, SamplingParams
-from enginebay.engine import async_llm
+from enginebay.engine.front import async_llm
 from enginebay.engine.loop import EngineLoop
 from enginebay.errors import EngineDead, WorkerFailed
 from support.fake_engine import FakeRunner

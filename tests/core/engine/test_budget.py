@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from enginebay.config import CacheConfig
-from enginebay.engine.budget import BlockBudget, block_budget, longest_request
+from enginebay.engine.startup.budget import BlockBudget, block_budget, longest_request
 from enginebay.errors import CapabilityError, OutOfMemory
 from enginebay.messages import KVCacheGroup, KVCacheSpec, MemoryAvailable
 

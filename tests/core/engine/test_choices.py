@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from enginebay.engine.admission import Ask
+from enginebay.engine.admission.admit import Ask
 from enginebay.errors import DuplicateRequest, RequestTooLong
 from enginebay.interfaces import NoOptions
 from enginebay.messages import EngineRequest, FinishReason, SamplingParams, Usage

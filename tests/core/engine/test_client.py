@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay.engine import client as module
-from enginebay.engine.admission import Ask
+from enginebay.engine.admission.admit import Ask
 from enginebay.engine.client import Collector, InProcessClient
 from enginebay.engine.loop import EngineLoop
-from enginebay.errors import EngineDead, WorkerHung
+from enginebay.errors import DuplicateRequest, EngineDead, InvalidRequest, WorkerHung
 from enginebay.messages import SamplingParams, SchedulerOutput
 from support.fake_engine import FakeEngine
 
@@ -100,3 +100,26 @@ def test_a_start_that_fails_stops_the_core(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="can't start new thread"):
         InProcessClient(engine.core, stop_timeout=5).start()
     assert (engine.executor.stopped, engine.hooks.stopped) == (1, 1)
+
+
+def test_of_a_batch_all_are_sent_or_none() -> None:
+    engine = FakeEngine()
+    client = InProcessClient(engine.core, stop_timeout=5)
+    client.start()
+    collector = Collector(only_ends=True)
+    bad = Ask(request_id="b", prompt_token_ids=(), params=SamplingParams(max_tokens=2))
+    twice = "request id 'a' is in use by an unfinished request: choose another, or abort that one"
+    with pytest.raises(DuplicateRequest, match=f"^{twice}$"):
+        client.add_requests([(ASK, collector), (ASK, collector)])
+    with pytest.raises(InvalidRequest, match=r"^the prompt is empty"):
+        client.add_requests([(ASK, collector), (bad, collector)])
+    good = Ask(request_id="b", prompt_token_ids=(1,), params=SamplingParams(max_tokens=2))
+    client.add_requests([(ASK, collector), (good, collector)])  # the id is free: nothing was sent
+    ended: list[str] = []
+    while len(ended) < 2:
+        ended += [output.request_id for output in collector.wait(client)]
+    assert ended == ["a", "b"]
+    assert [len(step.new) for step in engine.executor.steps][:1] == [2]
+    client.stop()
+    with pytest.raises(EngineDead):
+        client.add_requests([(ASK, collector)])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import enginebay.engine.loop as loop_module
-from enginebay.engine.admission import Ask
+from enginebay.engine.admission.admit import Ask
 from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerLost

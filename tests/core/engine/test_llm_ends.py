@@ -13,9 +13,9 @@ from collections.abc import Callable
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.engine import front
 from enginebay.engine.client import Collector, InProcessClient
-from enginebay.engine.front import Request
+from enginebay.engine.front import front
+from enginebay.engine.front.front import Request
 from enginebay.engine.loop import EngineLoop
 from enginebay.errors import EnginebayError, EngineDead
 from enginebay.messages import RequestOutput

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, AsyncLLM, Choice, Completion, SamplingParams
-from enginebay.engine.admission import AdmissionLimits, Ask, validate
-from enginebay.engine.answers import completion
-from enginebay.engine.front import Front
+from enginebay.engine.admission.admit import AdmissionLimits, Ask, validate
+from enginebay.engine.front.answers import completion
+from enginebay.engine.front.front import Front
 from enginebay.errors import DuplicateRequest, InvalidRequest, RequestTooLong, UnknownRequest
 from enginebay.interfaces import Options
 from enginebay.messages import FinishReason, RequestOutput, Usage

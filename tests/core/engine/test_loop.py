@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from enginebay.engine.admission import Ask
+from enginebay.engine.admission.admit import Ask
 from enginebay.engine.client import Collector, InProcessClient
-from enginebay.engine.loop import Abort, Add, EngineLoop
-from enginebay.errors import EnginebayError
-from enginebay.messages import FinishReason, RequestOutput, SamplingParams
+from enginebay.engine.loop import Abort, Add, AddMany, EngineLoop
+from enginebay.errors import DuplicateRequest, EnginebayError
+from enginebay.messages import FinishReason, RequestOutput, SamplingParams, SchedulerOutput
 from support.fake_engine import FakeEngine
 
 
@@ -59,6 +59,33 @@ def test_an_abort_ends_the_request_of_its_sink_alone() -> None:
     loop.send(Abort(request_id="a", sink=new))
     loop.turn()
     assert new.outputs[-1].finish_reason is FinishReason.ABORT
+
+
+def test_no_step_sees_half_of_a_batch() -> None:
+    """All of it comes between the same two steps, also when it comes while one runs."""
+    engine, sink = FakeEngine(), Sink()
+    loop = EngineLoop(engine.core)
+    loop.send(add("first", sink, max_tokens=6))
+
+    def arrive(output: SchedulerOutput) -> None:
+        if output.step == 1:
+            loop.send(AddMany(adds=tuple(add(f"b{index}", sink) for index in range(5))))
+
+    engine.executor.before = arrive
+    while len([one for one in sink.outputs if one.finish_reason]) < 6:
+        loop.turn()
+    began = [[new.request_id for new in step.new] for step in engine.executor.steps if step.new]
+    assert began == [["first"], ["b0", "b1", "b2", "b3", "b4"]]
+
+
+def test_one_of_a_batch_that_is_refused_fails_alone() -> None:
+    loop, sink, other = EngineLoop(FakeEngine().core), Sink(), Sink()
+    loop.send(AddMany(adds=(add("a", sink), add("a", other), add("b", sink))))
+    for _ in range(4):
+        loop.turn()
+    assert [output.request_id for output in sink.outputs if output.finish_reason is not None] == ["a", "b"]
+    assert [type(error) for error in other.errors] == [DuplicateRequest]
+    assert not other.outputs
 
 
 def test_rings_without_a_command_do_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.engine.admission import AdmissionLimits, Ask, check_size, validate
+from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_size, validate
 from enginebay.errors import InvalidRequest, RequestTooLong
 from enginebay.messages import SamplingParams
 from support.fake_engine import FEATURES

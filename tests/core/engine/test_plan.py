@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from enginebay.config import load
-from enginebay.engine.plan import InForce, Plan, plan
+from enginebay.engine.startup.plan import InForce, Plan, plan
 from enginebay.errors import CapabilityError, ConfigError, OptionsRejected, PluginBroken, PluginNotFound
 from enginebay.messages import ModelInfo, RankPlace
 from support.fake_dist import FakeSite
@@ -307,10 +307,6 @@ def test_what_was_set_and_does_not_fit_is_refused(
             ),
         ),
         (
-            "parallel.data_parallel_size=2",
-            ("[parallel] data_parallel_size is 2, and this version runs one copy of the model: set it to 1."),
-        ),
-        (
             "device.kind=tpu runner.use=v1",
             (
                 "runner 'v1' does not fit: it runs on cpu, cuda, and [device] kind asks for "
@@ -329,10 +325,6 @@ def test_what_was_set_and_does_not_fit_is_refused(
         (
             "scheduler.overlap=on",
             ('[scheduler] overlap is "on", and this version runs steps one after another: set it to "auto" or "off".'),
-        ),
-        (
-            "worker.extensions=['x']",
-            ("[worker] extensions names 'x', and this version loads no worker extensions: leave it empty."),
         ),
     ],
 )

@@ -42,6 +42,16 @@ def test_the_table(
     assert decide(evidence, standing, stopping) is DIE
 
 
+def test_ranks_that_compute_together_do_not_go_on_after_one_failed() -> None:
+    """The others stand in a collective that nobody finishes; a stale answer is no such thing."""
+    bounds = Bounds(max_failed_steps=3, max_respawns=2, restartable=True, several=True)
+    assert decide(Evidence.FAILED, Standing(), bounds) is RESPAWN
+    assert decide(Evidence.FAILED, Standing(respawns=2), bounds) is DIE
+    assert decide(Evidence.STALE, Standing(), bounds) is VOID
+    fixed = Bounds(max_failed_steps=3, max_respawns=2, restartable=False, several=True)
+    assert decide(Evidence.FAILED, Standing(), fixed) is DIE
+
+
 def test_the_standing_counts_what_was_done() -> None:
     standing = Standing()
     for action, evidence in (

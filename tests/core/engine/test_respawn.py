@@ -12,11 +12,11 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.config import load
-from enginebay.engine.admission import Ask
-from enginebay.engine.assembly import start
-from enginebay.engine.bringup import BringUp
+from enginebay.engine.admission.admit import Ask
 from enginebay.engine.core import EngineCore
-from enginebay.engine.plan import Plan, plan
+from enginebay.engine.startup.assembly import start
+from enginebay.engine.startup.bringup import BringUp
+from enginebay.engine.startup.plan import Plan, plan
 from enginebay.errors import EngineDead, WorkerHung, WorkerLost
 from enginebay.interfaces import WorkerExit
 from enginebay.messages import FinishReason, PluginIdentity, PluginsLoaded
@@ -107,7 +107,7 @@ def test_a_worker_that_ends_again_and_again(start_core: Callable[..., EngineCore
 
 def test_clients_notice_nothing(fake: Installed) -> None:
     with LLM(fake.config(step_seconds=0.01)) as llm:
-        core = llm._front.client._core
+        core = llm._front.client._cores[0]
         struck_at: list[int] = []
 
         def strike() -> None:
@@ -246,7 +246,7 @@ def test_a_request_that_fails_every_step_is_the_death_after_the_third(fake: Inst
         with pytest.raises(EngineDead) as caught:
             llm.generate(["say:hello", "crash"])
         assert "failed in execute_model: ValueError: asked to crash" in str(caught.value)
-        assert llm._front.client._core._parts.generation.current == 2
+        assert llm._front.client._cores[0]._parts.generation.current == 2
 
 
 def test_observers_and_the_trace_are_told_of_the_new_worker(

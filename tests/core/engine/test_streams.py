@@ -14,7 +14,7 @@ import pytest
 from enginebay import LLM, AsyncLLM, SamplingParams
 from enginebay.engine import Completion
 from enginebay.engine.client import Collector, InProcessClient
-from enginebay.engine.front import Front, Request
+from enginebay.engine.front.front import Front, Request
 from enginebay.errors import DuplicateRequest, InvalidRequest
 from enginebay.messages import FinishReason, RequestOutput
 from support.fake_engines import Installed

@@ -5,15 +5,28 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from enginebay.interfaces import NoOptions, RunnerCapabilities, RunnerContext
-from enginebay.messages import ModelInfo, ModelRunnerOutput, RankPlace, SchedulerOutput, WorldPlan
+from enginebay.messages import (
+    FinishWeightUpdate,
+    ModelInfo,
+    ModelRunnerOutput,
+    RankPlace,
+    SchedulerOutput,
+    StartWeightUpdate,
+    WeightsChunk,
+    WorldPlan,
+)
 from enginebay.testing import RunnerSuite, StartedRunner
+from enginebay.testing._runner_weights import WeightChecks
 from enginebay.worker import HostDevice
 from support.repository import ROOT
 
@@ -164,6 +177,134 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "draws in order": ("test_draws_are_keyed", draws_in_order),
 }
+
+
+class Weighing(Altered):
+    """The abacus with weights: a sum of their bytes is added to each token that it draws. Whole by these rules."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner, after=self._say)
+        self.sum: int | None = None
+        self.coming: dict[str, int] = {}
+        self.asleep = False
+        self.load(MODEL_FOLDER[0])
+
+    def _say(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
+        assert self.sum is not None
+        assert not self.asleep
+        drawn = output.sampled_token_ids
+        said = tuple(tuple((token + self.sum) % MODEL.vocab_size for token in tokens) for tokens in drawn)
+        return msgspec.structs.replace(output, sampled_token_ids=said)
+
+    def load(self, folder: str) -> None:
+        for path in Path(folder).glob("*.safetensors"):
+            content = path.read_bytes()
+            self.coming[path.name] = sum(content[8 + int.from_bytes(content[:8], "little") :])
+
+    def finish(self) -> None:
+        if not self.coming:
+            raise ValueError("no weights came")
+        self.sum, self.coming = sum(self.coming.values()), {}
+
+    def start_weight_update(self, update: StartWeightUpdate) -> None:
+        self.coming = {}
+        if update.path:
+            self.load(update.path)
+
+    def update_weights_chunk(self, chunk: WeightsChunk) -> None:
+        for piece in chunk.pieces:
+            self.coming[piece.name] = self.coming.get(piece.name, 0) + sum(piece.data)
+
+    def finish_weight_update(self, finish: FinishWeightUpdate) -> None:
+        self.finish()
+
+    def abort_weight_update(self) -> None:
+        self.coming = {}
+
+    def sleep(self, level: int) -> None:
+        self.asleep = True
+        self.sum = None if level > 1 else self.sum
+
+    def wake_up(self, tags: frozenset[str]) -> None:
+        self.asleep = self.asleep and "kv_cache" not in tags
+
+
+class CountsAtOnce(Weighing):
+    def update_weights_chunk(self, chunk: WeightsChunk) -> None:
+        super().update_weights_chunk(chunk)
+        self.sum = sum(self.coming.values())
+
+
+class KeepsTheAborted(Weighing):
+    def start_weight_update(self, update: StartWeightUpdate) -> None:
+        if update.path:
+            self.load(update.path)
+
+    def abort_weight_update(self) -> None: ...
+
+
+class IgnoresTheFinish(Weighing):
+    def finish_weight_update(self, finish: FinishWeightUpdate) -> None: ...
+
+
+class FinishesWithNothing(Weighing):
+    def finish_weight_update(self, finish: FinishWeightUpdate) -> None:
+        self.sum, self.coming = sum(self.coming.values()), {}
+
+
+class WakesOnlyWhole(Weighing):
+    def wake_up(self, tags: frozenset[str]) -> None:
+        self.asleep = self.asleep and len(tags) < 2
+
+
+class ForgetsItsWeights(Weighing):
+    def sleep(self, level: int) -> None:
+        super().sleep(level)
+        self.sum = 0
+
+
+MODEL_FOLDER: list[str] = []
+WEIGHT_CHECKS = sorted(name for name in vars(WeightChecks) if name.startswith("test_"))
+BROKEN_LIVES = {
+    "chunks count at once": ("test_weights_three_calls", CountsAtOnce),
+    "the finish is ignored": ("test_weights_three_calls", IgnoresTheFinish),
+    "the aborted are kept": ("test_weights_aborted_midway", KeepsTheAborted),
+    "finished with nothing": ("test_weights_that_lack_some", FinishesWithNothing),
+    "wakes up only as a whole": ("test_sleep", WakesOnlyWhole),
+    "forgets its weights in its sleep": ("test_sleep", ForgetsItsWeights),
+}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Iterator[None]:
+    """A model folder of two tensors."""
+    save_file(
+        {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(3, np.float32)}, tmp_path / "m.safetensors"
+    )
+    MODEL_FOLDER[:] = [str(tmp_path)]
+    yield
+    MODEL_FOLDER.clear()
+
+
+def live(check: str, kind: type[Weighing], abacus: Any) -> None:
+    runner: Any = kind(abacus.Abacus(CONTEXT))
+    runner.initialize_kv_cache(96)
+    Weighing.finish(runner)
+    able = RunnerCapabilities(features=frozenset({"seed"}), sleep=True, update_weights=True)
+    model = msgspec.structs.replace(MODEL, path=MODEL_FOLDER[0])
+    getattr(RunnerSuite(), check)(StartedRunner(runner, able, model), BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("check", WEIGHT_CHECKS)
+def test_a_whole_life_passes(abacus: Any, weights: None, check: str) -> None:
+    live(check, Weighing, abacus)
+
+
+@pytest.mark.parametrize("what", sorted(BROKEN_LIVES))
+def test_a_broken_life_is_caught(abacus: Any, weights: None, what: str) -> None:
+    check, kind = BROKEN_LIVES[what]
+    with pytest.raises(AssertionError):
+        live(check, kind, abacus)
 
 
 @pytest.mark.parametrize("what", sorted(BROKEN))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.errors import CapabilityError, OutOfMemory
+from enginebay.errors import CapabilityError, OutOfMemory, StartFailed
 from enginebay.messages import (
     Ack,
     Call,
@@ -76,9 +76,9 @@ def test_cuda_start_in_the_exact_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gc, "collect", collected)
 
-    def joined(*arguments: Any) -> None:
+    def joined(*arguments: Any) -> distributed.Membership:
         LOG.append(f"join_world, NCCL variable {'set' if 'NCCL_ASYNC_ERROR_HANDLING' in os.environ else 'dropped'}")
-        join(*arguments)
+        return join(*arguments)
 
     monkeypatch.setattr(start, "join_world", joined)
     device = ScriptedDevice("cuda", log=LOG)
@@ -336,12 +336,16 @@ def test_what_does_not_fit_is_refused_by_name(device: ScriptedDevice, config: di
     assert str(caught.value) == message
 
 
-def test_a_world_of_two_is_refused_before_the_snapshot() -> None:
+def test_a_world_that_does_not_meet_fails_before_the_snapshot() -> None:
+    """Of two ranks without a place to meet; a device without collectives is refused by name."""
     world = WorldPlan(ranks=(RankPlace(), RankPlace(rank=1, local_rank=1)), tensor_parallel_size=2)
     device = ScriptedDevice("cuda", devices=2)
     one = Worker(payload(world=world), host=scripted_host(), make_device=lambda kind: device)
     one.handle(InitWorker())
-    with pytest.raises(CapabilityError, match=r"rank 0 belongs to a world of 2 ranks, .* \(nccl on cuda\)"):
+    with pytest.raises(StartFailed, match=r"^'' is no rendezvous: it is file:///folder/name, tcp"):
+        one.handle(InitDevice())
+    device.collective_backend = lambda: ""  # type: ignore[method-assign]  # as of a device that torch does not know
+    with pytest.raises(CapabilityError, match=r"^rank 0 belongs to a world of 2 ranks, and cuda has no collective"):
         one.handle(InitDevice())
     assert "memory" not in device.log
 

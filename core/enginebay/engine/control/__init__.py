@@ -1,0 +1,1 @@
+"""What is asked of a running group beside requests: sleep, weights, drain, calls on the workers."""

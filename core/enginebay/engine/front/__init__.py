@@ -1,0 +1,1 @@
+"""What programs hold in their hands: ``LLM``, ``AsyncLLM``, and the answers that come out."""

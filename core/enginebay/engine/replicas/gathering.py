@@ -1,0 +1,187 @@
+"""One answer from several: statistics summed, controls done group after group, the ends of all told as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import TypeVar
+
+import msgspec
+
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.control.tensors import Command
+from enginebay.engine.parts import EngineStats
+from enginebay.errors import EnginebayError, EngineDead, InvalidRequest, WorkerFailed
+from enginebay.messages import CallWorkers, ControlDone, Drain, ReadStatus, SchedulerStats, StopEngine
+from enginebay.runtime import Runtime
+
+__all__ = ["ControlInTurn", "SummedStats", "end_of_all", "for_each_group", "merged", "summed"]
+
+T = TypeVar("T")
+
+_AT_ONCE = (ReadStatus, Drain, StopEngine)
+"""What changes nothing in a group that another must not do without."""
+
+
+def merged(values: Sequence[dict[str, str]]) -> dict[str, str]:
+    """What all groups say, by name; where they differ, each with its number: ``group 0: a; group 1: b``."""
+    names = dict.fromkeys(name for one in values for name in one)
+    result = {}
+    for name in names:
+        said = [one.get(name, "") for one in values]
+        alike = len(set(said)) == 1
+        result[name] = said[0] if alike else "; ".join(f"group {i}: {value}" for i, value in enumerate(said) if value)
+    return result
+
+
+def summed(stats: Sequence[EngineStats]) -> EngineStats:
+    """Every number is the sum of the groups'."""
+
+    def add(kind: type[EngineStats | SchedulerStats], parts: Sequence[EngineStats | SchedulerStats]) -> dict[str, int]:
+        numbers = [one.name for one in msgspec.structs.fields(kind) if one.type is int]
+        return {name: sum(getattr(part, name) for part in parts) for name in numbers}
+
+    scheduler = SchedulerStats(**add(SchedulerStats, [one.scheduler for one in stats]))
+    return EngineStats(**add(EngineStats, stats), scheduler=scheduler)
+
+
+class SummedStats(Future[EngineStats]):
+    """The sum of what ``parts`` answer, each with the client that was asked; of those that fail, nothing is counted.
+
+    Fails when all of them do.
+    """
+
+    def __init__(self, runtime: Runtime, parts: Sequence[tuple[InProcessClient, Future[EngineStats]]]) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self.parts = tuple(parts)
+        for _, part in self.parts:
+            part.add_done_callback(self._look)
+
+    def _look(self, _: Future[EngineStats]) -> None:
+        if not all(part.done() for _, part in self.parts):
+            return
+        errors = [part.exception() for _, part in self.parts]
+        try:
+            if all(errors):
+                self.set_exception(errors[0])
+            else:
+                there = [part for (_, part), error in zip(self.parts, errors, strict=True) if error is None]
+                self.set_result(summed(_values(self._runtime, there)))
+        except InvalidStateError:  # two parts ended at the same time, and the other was first
+            return
+
+
+def for_each_group(command: Command, num_ranks: Sequence[int]) -> list[Command]:
+    """The command for each group; what is given rank by rank is dealt out. Raises ``InvalidRequest``."""
+    if not isinstance(command, CallWorkers) or command.per_rank is None:
+        return [command] * len(num_ranks)
+    if len(command.per_rank) != sum(num_ranks):
+        raise InvalidRequest(
+            f"per_rank has {len(command.per_rank)} payloads, and {len(num_ranks)} groups have {sum(num_ranks)} ranks "
+            "together: give one for each",
+            param="per_rank",
+        )
+    dealt: list[Command] = []
+    left = command.per_rank
+    for count in num_ranks:
+        dealt.append(msgspec.structs.replace(command, per_rank=left[:count]))
+        left = left[count:]
+    return dealt
+
+
+class ControlInTurn(Future[ControlDone]):
+    """One command to several groups: each after the one before has done it; a refusal leaves the rest as they are.
+
+    What only asks, or ends the engine, goes to all at once. ``groups`` are numbers, for messages; ``send(i)`` sends to
+    the i-th of them. The values come group after group.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        command: Command,
+        groups: Sequence[int],
+        send: Callable[[int], Future[ControlDone]],
+    ) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._name = str(command.__struct_config__.tag)
+        self._groups = groups
+        self._send = send
+        self._parts: list[Future[ControlDone]] = []
+        if isinstance(command, _AT_ONCE):
+            self._parts = [send(index) for index in range(len(groups))]
+            for part in self._parts:
+                part.add_done_callback(self._look)
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        try:
+            self._parts.append(self._send(len(self._parts)))
+        except EnginebayError as error:
+            self._fail(len(self._parts), error)
+            return
+        self._parts[-1].add_done_callback(self._after)
+
+    def _after(self, part: Future[ControlDone]) -> None:
+        error = part.exception()
+        if error is not None:
+            self._fail(len(self._parts) - 1, error)
+        elif len(self._parts) < len(self._groups):
+            self._next()
+        else:
+            self._succeed()
+
+    def _look(self, _: Future[ControlDone]) -> None:
+        if not all(part.done() for part in self._parts):
+            return
+        for index, part in enumerate(self._parts):
+            error = part.exception()
+            if error is not None:
+                self._fail(index, error)
+                return
+        self._succeed()
+
+    def _succeed(self) -> None:
+        done = _values(self._runtime, self._parts)
+        values = tuple(value for one in done for value in one.values)
+        try:
+            self.set_result(ControlDone(values=values, facts=merged([one.facts for one in done])))
+        except InvalidStateError:
+            return
+
+    def _fail(self, index: int, error: BaseException) -> None:
+        """The group's own error; where others have done it already, it says so."""
+        try:
+            if index and not isinstance(error, WorkerFailed):
+                done = ", ".join(str(group) for group in self._groups[:index])
+                error = _reworded(
+                    error,
+                    f"group {self._groups[index]} did not {self._name}, which group {done} did already: {error}",
+                )
+            self.set_exception(error)
+        except InvalidStateError:
+            return
+
+
+def _values(runtime: Runtime, done: Sequence[Future[T]]) -> list[T]:
+    """What is there already."""
+    return [runtime.wait(one, runtime.clock.now()) for one in done]
+
+
+def _reworded(error: BaseException, text: str) -> BaseException:
+    if isinstance(error, InvalidRequest):
+        return type(error)(text, param=error.param)
+    return type(error)(text) if isinstance(error, EnginebayError) else error
+
+
+def end_of_all(errors: Sequence[EnginebayError]) -> EnginebayError:
+    """The end of an engine whose groups have all ended, of the first one's class, with what ended each."""
+    if not errors:
+        return EngineDead("the engine is closed; make a new one")
+    said = [str(error) for error in errors]
+    if len(set(said)) == 1:
+        return errors[0]
+    return type(errors[0])("; ".join(f"group {index}: {text}" for index, text in enumerate(said)))

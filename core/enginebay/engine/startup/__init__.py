@@ -1,0 +1,1 @@
+"""From a config to a running group: the plan, the fit of its parts, the workers brought up, the core put together."""

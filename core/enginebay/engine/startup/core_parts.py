@@ -1,0 +1,130 @@
+"""A core over workers that stand: the parts that it is put together from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from enginebay.engine.admission.limits import AdmissionLimits, CheckFits
+from enginebay.engine.agreement import Agreement
+from enginebay.engine.commit import Detokenizer
+from enginebay.engine.parts import CoreParts, Observers
+from enginebay.engine.startup._launched import why_untimed
+from enginebay.engine.startup.bringup import LoadedWorkers
+from enginebay.engine.startup.budget import BlockBudget
+from enginebay.engine.startup.ground import Ground
+from enginebay.engine.startup.plan import Plan
+from enginebay.engine.startup.respawn import Respawn
+from enginebay.engine.startup.texts import bad_word_ids
+from enginebay.interfaces import Plugin, Scheduler, SchedulerLimits
+from enginebay.kvcache import KVCacheManager
+from enginebay.scheduling import make_scheduler
+from enginebay.text import IncrementalDetokenizer, Tokenizer
+
+__all__ = ["Standing", "core_parts"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Workers that are warm: what they said, the KV cache that they have, the longest request that fits in it, and
+    what is in force, as ``check`` prints it."""
+
+    workers: LoadedWorkers
+    budget: BlockBudget
+    longest: int
+    in_force: dict[str, str]
+
+
+def core_parts(
+    ground: Ground, standing: Standing, tokenizer: Tokenizer, *, observers: Observers, agreement: Agreement | None
+) -> CoreParts:
+    """The parts of a group's core; ``agreement`` where every rank has an engine of its own."""
+    plan, runtime, budget = ground.plan, ground.runtime, standing.budget
+    deadlines = plan.config.deadlines
+    limits = dataclasses.replace(plan.limits, max_model_len=standing.longest)
+    now = runtime.clock.now if agreement is None else lambda: agreement.now
+    respawn: Callable[[], None] | None = None
+    if plan.executor.plugin.capabilities.restartable:
+        respawn = Respawn(ground, standing.workers, budget.num_blocks)
+
+    def detokenizer(skip_special_tokens: bool) -> Detokenizer:
+        return IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+
+    return CoreParts(
+        executor=ground.executor,
+        make_scheduler=lambda: _scheduler(ground, now, budget, limits),
+        runtime=runtime,
+        hooks=observers,
+        limits=_admission(plan, limits, budget, tokenizer),
+        detokenizer=detokenizer,
+        model=plan.model.name,
+        scheduler_name=plan.scheduler.name_and_version,
+        runner_name=plan.runner.name_and_version,
+        executor_name=plan.executor.name_and_version,
+        max_tokens_per_step=plan.constraints.max_tokens_per_step,
+        eos_token_ids=frozenset(plan.model.eos_token_ids),
+        max_model_len=standing.longest,
+        generation=ground.generation,
+        watch=ground.watch,
+        in_force=standing.in_force,
+        output_rank=plan.world.output_rank,
+        num_ranks=len(plan.world.own_places),
+        respawn=respawn,
+        release=ground.release,
+        step_timeout=deadlines.step,
+        stop_timeout=deadlines.stop,
+        heartbeat=deadlines.heartbeat,
+        request_timeout=deadlines.request,
+        step_every=plan.config.telemetry.step_every,
+        life=ground.life,
+        agreement=agreement,
+        max_failed_steps=1 if agreement is not None else CoreParts.max_failed_steps,
+        runner_capabilities=plan.runner.plugin.capabilities,
+        worker_methods={one.plugin.name: one.plugin.methods for one in plan.worker_extensions},
+        model_path=plan.model.path,
+        call_timeout=deadlines.call,
+        load_timeout=deadlines.load_model,
+        drain_timeout=deadlines.drain,
+    )
+
+
+def _scheduler(
+    ground: Ground, now: Callable[[], float], budget: BlockBudget, limits: SchedulerLimits
+) -> Scheduler[Any]:
+    """An empty scheduler over an empty KV cache of its own."""
+    plan = ground.plan
+    return make_scheduler(
+        plan.scheduler.plugin,
+        plan.scheduler.options,
+        limits=limits,
+        constraints=plan.constraints,
+        kv_cache=KVCacheManager(
+            num_blocks=budget.num_blocks,
+            block_size=plan.block_size,
+            prefix_caching=plan.prefix_caching,
+            reserved_blocks=budget.reserved_blocks,
+            weights=ground.life.weights_key,
+        ),
+        now=now,
+    )
+
+
+def _admission(plan: Plan, limits: SchedulerLimits, budget: BlockBudget, tokenizer: Tokenizer) -> AdmissionLimits:
+    plugins: list[Plugin[Any]] = [plan.executor.plugin, plan.runner.plugin, plan.scheduler.plugin]
+    plugins += [extension.plugin for extension in plan.extensions]
+    return AdmissionLimits(
+        vocab_size=plan.model.vocab_size,
+        runner=plan.runner.name_and_version,
+        features=plan.runner.plugin.capabilities.features,
+        check_fits=CheckFits(
+            limits=limits,
+            constraints=plan.constraints,
+            num_blocks=budget.num_blocks - budget.reserved_blocks,
+            block_size=plan.block_size,
+        ),
+        max_model_len=limits.max_model_len,
+        bad_word_ids=bad_word_ids(tokenizer),
+        untimed=why_untimed(plan.executor.plugin),
+        request_extras=tuple((one.name, one.request_extra) for one in plugins if one.request_extra is not None),
+    )

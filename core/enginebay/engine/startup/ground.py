@@ -1,0 +1,80 @@
+"""What one group stands on: made before its workers are, and shared by its start, its core and each rebirth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from enginebay.engine.life import Life
+from enginebay.engine.replies import Generation
+from enginebay.engine.startup.plan import Plan
+from enginebay.engine.startup.rendezvous import Rendezvous
+from enginebay.engine.watch import WorkerWatch
+from enginebay.interfaces import Executor, ExecutorContext
+from enginebay.plugins import Hooks
+from enginebay.runfolder import LazyRunFolder
+from enginebay.runtime import Runtime
+from enginebay.transport import encode, unwrap
+
+__all__ = ["Ground", "lay_ground"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """One group's plan and seams, its executor, and what is true of it whatever workers it has.
+
+    ``release`` gives back what was taken in the executor's name when the group has ended.
+    """
+
+    plan: Plan
+    runtime: Runtime
+    hooks: Hooks
+    executor: Executor[Any]
+    rendezvous: Rendezvous
+    release: Callable[[], None]
+    generation: Generation
+    watch: WorkerWatch
+    life: Life = field(default_factory=Life)
+
+
+def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks) -> tuple[Ground, Executor[Any]]:
+    """The ground of a group, and the executor as its plugin made it, before extensions wrapped it. Nothing runs yet."""
+    generation, watch, folder = Generation(), WorkerWatch(), LazyRunFolder()
+    context: ExecutorContext[Any] = ExecutorContext(
+        options=plan.executor.options,
+        runtime=runtime,
+        encode=encode,
+        unwrap=unwrap,
+        next_call_id=generation.next_call_id,
+        generation=lambda: generation.current,
+        worker_exited=watch.exited,
+        record_resource=folder.record,
+        run_folder=folder.path,
+        call_timeout=plan.config.deadlines.call,
+        heartbeat_timeout=plan.config.deadlines.heartbeat,
+    )
+    rendezvous = Rendezvous(folder.path, runtime.entropy)
+
+    def release() -> None:
+        rendezvous.close()
+        folder.close()
+
+    made = plan.executor.plugin.factory(context)
+    try:
+        executor = hooks.wrap_executor(made, context)
+    except BaseException:
+        made.stop(runtime.clock.now() + plan.config.deadlines.stop)
+        release()
+        raise
+    ground = Ground(
+        plan=plan,
+        runtime=runtime,
+        hooks=hooks,
+        executor=executor,
+        rendezvous=rendezvous,
+        release=release,
+        generation=generation,
+        watch=watch,
+    )
+    return ground, made

@@ -1,0 +1,199 @@
+"""What a config comes to on this machine: plugins, model, world and limits, each with the reason; nothing is started.
+
+``check`` prints the plan, and the engine is assembled from it. What does not fit is refused here. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from enginebay.config import EngineConfig, Resolved
+from enginebay.engine.startup._choose import choose_runner
+from enginebay.engine.startup._fit import check_executor, check_fit, plan_workers
+from enginebay.engine.startup._launched import own_rank
+from enginebay.engine.startup._settle import InForce, Settled, settle
+from enginebay.interfaces import (
+    BatchConstraints,
+    ExecutorPlugin,
+    ExtensionPlugin,
+    Kind,
+    RunnerPlugin,
+    SchedulerLimits,
+    SchedulerPlugin,
+    WorkerExtensionPlugin,
+)
+from enginebay.messages import ModelInfo, WorldPlan
+from enginebay.plugins import Loaded, PluginHost
+
+__all__ = ["InForce", "Plan", "plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An engine that could be assembled: every value is the one in force, and ``in_force`` tells where it is from.
+
+    ``block_size`` and ``max_model_len`` are in tokens; ``dtype`` and ``cache_dtype`` are names such as "bfloat16".
+    """
+
+    config: EngineConfig
+    model: ModelInfo
+    executor: Loaded[ExecutorPlugin[Any]]
+    runner: Loaded[RunnerPlugin[Any]]
+    scheduler: Loaded[SchedulerPlugin[Any]]
+    world: WorldPlan
+    limits: SchedulerLimits
+    constraints: BatchConstraints
+    block_size: int
+    max_model_len: int
+    dtype: str
+    cache_dtype: str
+    prefix_caching: bool
+    in_force: tuple[InForce, ...]
+    extensions: tuple[Loaded[ExtensionPlugin[Any]], ...] = ()
+    worker_extensions: tuple[Loaded[WorkerExtensionPlugin[Any]], ...] = ()
+
+
+def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None) -> Plan:
+    """Load what the config names, check that it fits, and settle every value.
+
+    ``model`` is read from ``[model] path`` unless it is given. Plugins' ``enginebay_configure`` hooks are called
+    here, once, after everything is loaded. Raises ``ConfigError`` (``PluginError``, ``CapabilityError``,
+    ``ModelError``) with the reason and a way out.
+    """
+    config = resolved.config
+    executor = host.load_executor(config.executor.use, config.executor.options, resolved.source("executor.options"))
+    scheduler = host.load_scheduler(
+        config.scheduler.use, config.scheduler.options, resolved.source("scheduler.options")
+    )
+    executors = tuple(i.name for i in host.installed(Kind.EXECUTOR))
+    check_executor(config, executor.plugin, executors)
+    world = plan_workers(config.parallel, own_rank(config, executor.plugin))
+    model = _read_model(config) if model is None else model
+    runner, runner_why = choose_runner(resolved, host, model)
+    extensions = host.load_extensions(config.extensions, resolved.source("extensions"))
+    in_workers = host.load_worker_extensions(
+        config.worker.extensions, config.worker.options, resolved.source("worker.options")
+    )
+    check_fit(
+        config,
+        executor=executor.plugin,
+        runner=runner.plugin,
+        scheduler=scheduler.plugin,
+        executors=executors,
+    )
+    settled = settle(resolved, model, runner.plugin.capabilities.constraints, runner.name_and_version)
+    host.hooks.configure(config)
+    parts = _parts_in_force(resolved, host, model, executor, scheduler, runner, runner_why, extensions, in_workers)
+    return Plan(
+        config=config,
+        model=model,
+        executor=executor,
+        runner=runner,
+        scheduler=scheduler,
+        world=world,
+        limits=settled.limits,
+        constraints=runner.plugin.capabilities.constraints,
+        block_size=settled.block_size,
+        max_model_len=settled.limits.max_model_len,
+        dtype=settled.dtype,
+        cache_dtype=settled.cache_dtype,
+        prefix_caching=settled.prefix_caching,
+        in_force=(*parts, *_settled_in_force(settled, runner.plugin)),
+        extensions=extensions,
+        worker_extensions=in_workers,
+    )
+
+
+def _read_model(config: EngineConfig) -> ModelInfo:
+    from enginebay.models import read_model_info, resolve_model
+
+    return read_model_info(
+        resolve_model(config.model.path, progress=True),
+        name=config.model.served_model_name,
+        needs_tokenizer=config.model.tokenizer is None,
+    )
+
+
+def _parts_in_force(
+    resolved: Resolved,
+    host: PluginHost,
+    model: ModelInfo,
+    executor: Loaded[ExecutorPlugin[Any]],
+    scheduler: Loaded[SchedulerPlugin[Any]],
+    runner: Loaded[RunnerPlugin[Any]],
+    runner_why: str,
+    extensions: tuple[Loaded[ExtensionPlugin[Any]], ...],
+    in_workers: tuple[Loaded[WorkerExtensionPlugin[Any]], ...],
+) -> tuple[InForce, ...]:
+    config, world = resolved.config, plan_workers(resolved.config.parallel)
+    unset = "the imported model; [model] path is not set"
+    device = "settled when the worker starts: an accelerator the runner supports, else cpu"
+    parts = [
+        InForce("model", model.path, unset if config.model.path is None else resolved.origin("model.path")),
+        InForce("executor", config.executor.use, f"{executor.origin}; {resolved.origin('executor.use')}"),
+        InForce("runner", runner.plugin.name, f"{runner.origin}; {runner_why}"),
+        InForce("scheduler", config.scheduler.use, f"{scheduler.origin}; {resolved.origin('scheduler.use')}"),
+        *(
+            InForce(f"extension {one.plugin.name}", _compact(one), f"{one.origin}; {resolved.source('extensions')}")
+            for one in extensions
+        ),
+        *(InForce(f"worker extension {one.plugin.name}", _compact(one), one.origin) for one in in_workers),
+    ]
+    wrappers = host.hooks.listeners("enginebay_wrap_executor")
+    if wrappers:
+        parts.append(InForce("executor wrapped by", ", ".join(wrappers), "innermost first"))
+    if model.ignored_generation:
+        ignored = f"not applied: {', '.join(model.ignored_generation)}"
+        parts.append(InForce("generation_config", ignored, "requests carry their own sampling"))
+    if config.engine.batch_invariant:
+        why = f"{resolved.origin('engine.batch_invariant')}; how is found when the worker loads the model"
+        parts.append(InForce("batch_invariant", "on", why))
+    parts += [
+        InForce("workers", str(len(world.ranks)), _sizes_from(resolved)),
+        *_groups(resolved, world),
+        InForce(
+            "device",
+            config.device.kind,
+            device if config.device.kind == "auto" else resolved.origin("device.kind"),
+        ),
+    ]
+    return tuple(parts)
+
+
+def _settled_in_force(settled: Settled, runner: RunnerPlugin[Any]) -> tuple[InForce, ...]:
+    captures, attention = runner.capabilities.captures_graph, runner.capabilities.attention
+    return (
+        *settled.in_force,
+        InForce("overlap", "off", "this version runs steps one after another"),
+        InForce(
+            "execution",
+            "captured graph" if captures else "eager",
+            f"runner '{runner.name}' {'captures graphs' if captures else 'captures no graph'}",
+        ),
+        InForce(
+            "attention",
+            attention or "auto",
+            f"runner '{runner.name}'" if attention else "settled when the worker has loaded the model",
+        ),
+    )
+
+
+def _groups(resolved: Resolved, world: WorldPlan) -> tuple[InForce, ...]:
+    if world.data_parallel_size == 1:
+        return ()
+    each = f"copies of the model, of {len(world.ranks)} worker{'' if len(world.ranks) == 1 else 's'} each"
+    return (
+        InForce("groups", str(world.data_parallel_size), f"{each}; {resolved.origin('parallel.data_parallel_size')}"),
+    )
+
+
+def _sizes_from(resolved: Resolved) -> str:
+    keys = ("parallel.tensor_parallel_size", "parallel.pipeline_parallel_size")
+    return " and ".join(dict.fromkeys(resolved.origins[k] for k in keys if k in resolved.origins)) or "default"
+
+
+def _compact(one: Loaded[Any]) -> str:
+    options: Mapping[str, Any] = one.options.model_dump(mode="json")
+    return ", ".join(f"{k} = {v}" for k, v in options.items()) or "loaded"

@@ -1,0 +1,52 @@
+"""New workers in the place of lost ones: the same plan, the same KV cache, under the generation that is current."""
+
+from __future__ import annotations
+
+from enginebay import tracing
+from enginebay.engine.startup.bringup import BringUp, LoadedWorkers
+from enginebay.engine.startup.ground import Ground
+from enginebay.errors import StartFailed
+
+__all__ = ["Respawn"]
+
+
+class Respawn:
+    """``CoreParts.respawn`` of an executor that is restartable.
+
+    The ledger's requests were admitted for the first workers, so the new ones must have loaded the same plugins, and
+    must get as many KV blocks of the same kind. Raises ``StartFailed`` when they cannot; each phase has the deadline
+    that it has in a start.
+    """
+
+    def __init__(self, ground: Ground, first: LoadedWorkers, num_blocks: int) -> None:
+        self._ground = ground
+        self._specs = [model.kv_cache_spec for model in first.models]
+        self._num_blocks = num_blocks
+
+    def __call__(self) -> None:
+        """Stop what is left of the old workers, and return when the new ones are warm, on the weights in force.
+
+        Weights that were given as tensors nobody has kept: then there is no way back.
+        """
+        ground, plan, life = self._ground, self._ground.plan, self._ground.life
+        ground.executor.stop(ground.runtime.clock.now() + plan.config.deadlines.stop)
+        if life.given:
+            raise StartFailed(
+                f"the weights in force{life.named} were given as tensors, and the workers that had them are gone"
+            )
+        with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
+            launch.set_attribute(tracing.GENERATION, ground.generation.current)
+            bring_up = BringUp(ground, traceparent=tracing.traceparent(launch))
+            bring_up.launch()
+            workers = bring_up.load()
+            workers.tell(ground.hooks)
+            for rank, (was, model) in enumerate(zip(self._specs, workers.models, strict=True)):
+                if model.kv_cache_spec != was:
+                    raise StartFailed(
+                        f"rank {rank} wants another KV cache than the worker before it: load the same model"
+                    )
+            bring_up.allocate(self._num_blocks)
+            bring_up.warm_up()
+            if life.path:
+                bring_up.update_weights(life.path, life.version)
+        life.reborn()

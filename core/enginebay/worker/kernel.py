@@ -1,0 +1,42 @@
+"""What the kernel tells of processes that it killed for want of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["oom_kills"]
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes it has killed so far in this process's cgroup, or on the whole machine where that is unknown.
+
+    The number has risen when a worker was killed so; whom it killed, it does not say.
+    """
+    for path in _counters(root):
+        try:
+            pairs = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+            found = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
+        except (OSError, ValueError):
+            continue
+        if found:
+            return found[0]
+    return 0
+
+
+def _counters(root: Path) -> Iterator[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        inside = group.strip("/")
+        if not controllers:  # version 2
+            yield root / "sys/fs/cgroup" / inside / "memory.events"
+        elif "memory" in controllers.split(","):
+            yield root / "sys/fs/cgroup/memory" / inside / "memory.oom_control"
+    yield root / "sys/fs/cgroup/memory.events"  # a container sees its own group as the root, under another name
+    yield root / "sys/fs/cgroup/memory/memory.oom_control"
+    yield root / "proc/vmstat"

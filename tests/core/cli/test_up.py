@@ -1,0 +1,307 @@
+"""``enginebay up`` as a process: ready, used by others, drained, killed; who is told what, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket as sockets
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.errors import EngineBusy, EngineDead
+from enginebay.runfolder import run_root
+from support.census import Census
+from support.fake_engines import ENGINEBAY, Installed
+from support.served import eventually
+from support.up import SECONDS, Up, up
+
+LONG = SamplingParams(max_tokens=400)
+
+USER = """
+import sys
+from enginebay import LLM, SamplingParams
+llm = LLM.connect(sys.argv[1])
+streams = [llm.stream("go on", SamplingParams(max_tokens=400)) for _ in range(3)]
+for stream in streams:
+    next(stream)
+print("going", flush=True)
+said = []
+for stream in streams:
+    try:
+        list(stream)
+    except Exception as error:
+        said.append(f"{type(error).__name__}: {error}")
+print(sorted(said), flush=True)
+"""
+
+
+def run(fake: Installed, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Another command of the command line."""
+    return subprocess.run([*ENGINEBAY, *arguments], env=fake.environ(), capture_output=True, text=True, timeout=SECONDS)
+
+
+def user(fake: Installed, engine: Up) -> subprocess.Popen[str]:
+    """A front end in a process of its own, with three requests that take a while."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", USER, engine.address], env=fake.environ(), stdout=subprocess.PIPE, text=True
+    )
+    engine.users.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "going\n"
+    return process
+
+
+def last_words(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=SECONDS)[0]
+
+
+def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp_path: Path) -> None:
+    census = Census([run_root()])
+    with up(fake, tmp_path, environ=census.environment()) as engine:
+        engine.wait_until_ready()
+        assert engine.address.startswith(f"ipc://{run_root()}/")
+        assert "  runner                  fake\n" in engine.said
+        assert engine.said.endswith(f"ask it with: enginebay generate PROMPT --connect {engine.address}\n")
+        for arguments in (("say:hi", "--connect"), ("--connect", "say:hi"), ("say:hi", "--connect", engine.address)):
+            assert (done := run(fake, "generate", *arguments)).stdout == "hi\n", done.stderr
+        chat = subprocess.run(
+            [*ENGINEBAY, "chat", "--connect"],
+            env=fake.environ(),
+            input="say:hello\n",
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert chat.stdout == "hello\n"
+        status = run(fake, "status")
+        assert dict(line.split(maxsplit=1) for line in status.stdout.splitlines())["state"] == "ready"
+        mixed = run(fake, "generate", "x", "--connect", "--set", "scheduler.max_num_seqs=2")
+        assert mixed.returncode == 2
+        assert "with --connect the engine has its own config" in mixed.stderr
+        stopped = run(fake, "stop", "--drain")
+        assert (stopped.returncode, stopped.stderr) == (0, f"the engine (pid {engine.pid}) has stopped\n")
+        assert engine.wait() == 0
+        gone = run(fake, "generate", "x", "--connect")
+        assert gone.returncode == 70
+        assert gone.stderr.startswith("enginebay: no engine of this user runs here")
+        assert gone.stderr.count("\n") == 1
+    census.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_first_signal_drains(fake: Installed, tmp_path: Path, number: signal.Signals) -> None:  # E5
+    with up(fake, tmp_path, step_seconds=0.02) as engine:
+        with LLM.connect(engine.wait_until_ready().address) as llm, LLM.connect(engine.address) as late:
+            stream = llm.stream("say:what was begun is ended")
+            next(stream)
+            os.kill(engine.pid, number)
+            engine.wait_until_said("once more aborts them")
+            eventually(lambda: refuses(late))
+            assert stream.completion().text == "what was begun is ended"
+        assert engine.wait() == 0
+
+
+def refuses(llm: LLM) -> bool:
+    """Whether new requests are refused, to be asked again later, or at the engine's end for good."""
+    try:
+        llm.generate("say:x")
+    except EngineBusy as error:
+        return error.status == 503
+    return False
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_aborts(fake: Installed, tmp_path: Path, number: signal.Signals, code: int) -> None:  # E5
+    with up(fake, tmp_path, step_seconds=0.1) as engine:
+        users = [user(fake, engine.wait_until_ready()) for _ in range(2)]
+        os.kill(engine.pid, number)
+        engine.wait_until_said("once more aborts them")
+        os.kill(engine.pid, number)
+        assert engine.wait() == code
+        told = f"EngineDead: the engine (pid {engine.pid}) was stopped"
+        assert [last_words(one) for one in users] == [f"{[told] * 3}\n"] * 2
+
+
+def test_the_time_to_drain_is_bounded(fake: Installed, tmp_path: Path) -> None:  # E5
+    with up(fake, tmp_path, "--set", "deadlines.drain=0.3", step_seconds=0.05) as engine:
+        one = user(fake, engine.wait_until_ready())
+        os.kill(engine.pid, signal.SIGTERM)
+        assert engine.wait() == 143
+        assert "[deadlines] drain is over: unfinished requests are aborted (3)" in engine.said
+        assert "was stopped" in last_words(one)
+
+
+def test_a_signal_during_the_start_stops_it(fake: Installed, tmp_path: Path) -> None:
+    with up(fake, tmp_path) as engine:
+        engine.wait_until_said("loading the model")
+        os.kill(engine.pid, signal.SIGTERM)
+        assert engine.wait() in (143, 0)  # 0: it was ready by then, and drained
+    assert list(run_root().iterdir()) == []
+
+
+def test_an_engine_that_is_killed_is_missed_by_all(fake: Installed, tmp_path: Path) -> None:  # E2 X12
+    census = Census([run_root()])
+    with up(fake, tmp_path, environ=census.environment(), step_seconds=0.1) as engine:
+        users = [user(fake, engine.wait_until_ready()) for _ in range(2)]
+        os.kill(engine.pid, signal.SIGKILL)
+        told = f"EngineDead: the engine (pid {engine.pid}) is gone: it was killed, or ended without a word"
+        engine.wait()
+        for one in users:
+            words = last_words(one)
+            closed = told.replace("it was killed, or ended without a word", "it has closed the connection")
+            assert words in (f"{[told] * 3}\n", f"{[closed] * 3}\n")  # the latter: it was not reaped yet
+    census.check()
+
+
+def test_an_engine_that_fails_says_why_once_to_each(fake: Installed, tmp_path: Path) -> None:  # E2 E8
+    with up(fake, tmp_path, step_seconds=0.05) as engine:
+        users = [user(fake, engine.wait_until_ready()) for _ in range(2)]
+        with LLM.connect(engine.address) as llm, pytest.raises(EngineDead) as end:
+            llm.generate("crash")
+        assert engine.wait() == 70
+        assert "asked to crash" in str(end.value)
+        assert "\n" not in str(end.value)
+        assert engine.said.splitlines()[-1] == f"enginebay: {end.value}"
+        assert [last_words(one) for one in users] == [f"{[f'EngineDead: {end.value}'] * 3}\n"] * 2
+
+
+def test_a_front_end_that_is_killed_frees_its_blocks(fake: Installed, tmp_path: Path) -> None:  # E6
+    with up(fake, tmp_path, step_seconds=0.1) as engine, LLM.connect(engine.wait_until_ready().address) as llm:
+        before = llm.stats().scheduler.num_free_blocks
+        one = user(fake, engine)
+        assert llm.stats().unfinished == 3
+        one.kill()
+        last_words(one)
+        eventually(lambda: llm.stats().unfinished == 0)
+        assert llm.stats().scheduler.num_free_blocks == before
+        assert llm.generate("say:untouched")[0].text == "untouched"
+
+
+def test_a_front_end_that_is_stopped_for_too_long_loses_its_requests(fake: Installed, tmp_path: Path) -> None:  # E6
+    with up(fake, tmp_path, "--set", "server.stall=1.5", step_seconds=0.1) as engine:
+        one = user(fake, engine.wait_until_ready())
+        one.send_signal(signal.SIGSTOP)
+        with LLM.connect(engine.address) as llm:
+            eventually(lambda: llm.stats().unfinished == 0)
+        one.send_signal(signal.SIGCONT)
+        assert last_words(one).count("has taken nothing of what was sent for 1.5 s: its requests were aborted") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--address", "nowhere"), 2, "'nowhere' is no address of an engine"),
+        (("--address", "tcp://127.0.0.1:0"), 2, "can be reached by others, so both ends need keys: give --keys FILE"),
+        (("--keys", "k"), 2, "keys are for tcp:// addresses"),
+        (("--set", "runner.options.fail=load_model"), 3, "load_model"),
+        (("--set", "server.stall=-1"), 2, "[server] stall"),
+    ],
+)
+def test_what_cannot_be_started(
+    fake: Installed, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = run(fake, "up", *fake.arguments(), *arguments)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert list(run_root().iterdir()) == []
+
+
+def test_a_socket_is_never_taken_from_who_listens(fake: Installed, tmp_path: Path) -> None:  # X11
+    path = run_root() / "own"
+    with up(fake, tmp_path, "--address", f"ipc://{path}") as engine:
+        engine.wait_until_ready()
+        second = run(fake, "up", *fake.arguments(), "--address", f"ipc://{path}")
+        assert second.returncode == 2
+        assert second.stderr.endswith(f"another engine listens at {path}: give another --address, or stop that one\n")
+        with LLM.connect(engine.address) as llm:
+            assert llm.generate("say:still mine")[0].text == "still mine"
+        os.kill(engine.pid, signal.SIGKILL)
+        engine.wait()
+    assert path.exists()
+    with up(fake, tmp_path, "--address", f"ipc://{path}") as engine:  # what a killed one left is no hindrance
+        assert engine.wait_until_ready().address == f"ipc://{path}"
+        os.kill(engine.pid, signal.SIGTERM)
+        assert engine.wait() == 0
+    assert not path.exists()
+    path.write_text("mine")
+    taken = run(fake, "up", *fake.arguments(), "--address", f"ipc://{path}")
+    assert "is no socket, and is in the way" in taken.stderr
+    assert path.read_text() == "mine"
+    path.unlink()
+
+
+def test_every_listener_of_the_tree(fake: Installed, tmp_path: Path) -> None:
+    """Security: by default nothing listens but two sockets in a private folder; over TCP, what was asked for."""
+    keys = tmp_path / "keys"
+    with (
+        up(fake, tmp_path) as local,
+        up(fake, tmp_path, "--address", "tcp://127.0.0.1:0", "--keys", str(keys)) as tcp,
+    ):
+        local.wait_until_ready()
+        tcp.wait_until_ready()
+        socket = local.address.removeprefix("ipc://")
+        assert listeners(local) == {socket, f"{socket}.ctl"}
+        port = tcp.address.rpartition(":")[2]
+        asked = listeners(tcp)
+        assert len(asked) == 2
+        assert f"127.0.0.1:{port}" in asked
+        assert all(one.startswith("127.0.0.1:") for one in asked)
+        for file in (keys, tmp_path / "keys.client"):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert f"made {keys}, and {keys}.client for clients" in tcp.said
+        done = run(fake, "generate", "say:by tcp", "--connect", tcp.address, "--keys", f"{keys}.client")
+        assert done.stdout == "by tcp\n", done.stderr
+        secrets = keys.read_text() + (tmp_path / "keys.client").read_text()
+        for process in (local, tcp):
+            seen = Path(f"/proc/{process.pid}/cmdline").read_text() + Path(f"/proc/{process.pid}/environ").read_text()
+            assert not [part for part in secrets.split('"') if len(part) == 40 and part in seen]
+        with sockets.create_connection(("127.0.0.1", int(port))) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with LLM.connect(tcp.address, keys=f"{keys}.client") as llm:
+            assert llm.generate("say:unharmed")[0].text == "unharmed"
+
+
+def listeners(engine: Up) -> set[str]:
+    """Where the engine and its children listen: TCP and UDP addresses, and named Unix sockets."""
+    family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+    found = set()
+    inodes = set()
+    for process in family:
+        for one in process.net_connections(kind="inet"):
+            if one.status == psutil.CONN_LISTEN or one.type == sockets.SOCK_DGRAM:
+                found.add(f"{one.laddr.ip}:{one.laddr.port}")
+        for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            target = os.readlink(entry)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        parts = line.split(maxsplit=7)
+        if len(parts) > 7 and parts[6] in inodes and int(parts[3], 16) & 0x10000:  # it accepts connections
+            found.add(parts[7])
+    return found
+
+
+def test_two_engines_of_one_user_share_nothing(fake: Installed, tmp_path: Path) -> None:  # X11
+    with up(fake, tmp_path) as one, up(fake, tmp_path) as two:
+        threads = [threading.Thread(target=engine.wait_until_ready) for engine in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not listeners(one) & listeners(two)
+        refused = run(fake, "generate", "x", "--connect")
+        assert refused.returncode == 2
+        assert "2 engines of this user run here; say which: ipc://" in refused.stderr
+        with LLM.connect(one.address) as first, LLM.connect(two.address) as second:
+            os.kill(one.pid, signal.SIGKILL)
+            with pytest.raises(EngineDead):
+                first.generate("go on", LONG)
+            assert second.generate("say:here")[0].text == "here"
