@@ -89,8 +89,9 @@ class Parent:
             self._jobs.put((lambda: start_process(argv, env, pass_fds, output, own_group=True), started))
         try:
             return SystemProcess(started.result(), self._release)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: then the child may be there, or come, and belongs to nobody
             self._release()
+            started.add_done_callback(_end_unwanted)
             raise
 
     def _release(self) -> None:
@@ -119,6 +120,13 @@ def start_process(
         stderr=output,
         process_group=0 if own_group else None,
     )
+
+
+def _end_unwanted(started: Future[subprocess.Popen[bytes]]) -> None:
+    if started.exception() is None:
+        child = started.result()
+        child.kill()
+        child.wait()
 
 
 def _serve(jobs: SimpleQueue[_Job | None]) -> None:

@@ -6,10 +6,14 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from enginebay import _processes
 from enginebay.runtime import Spawner, Thread, system_runtime
 
 PARENT = "enginebay-parent"
@@ -65,6 +69,40 @@ def test_the_parent_thread_outlives_its_children_and_no_more(tmp_path: Path) -> 
     assert again.wait(30) == 0
     again.close()
     wait_until_none()
+
+
+@pytest.mark.parametrize("moment", ["before the child is there", "after it"])
+def test_a_child_that_nobody_waits_for_any_more_is_ended(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:  # X13
+    starter, go = threading.current_thread(), threading.Event()
+    started: list[int] = []
+    interrupted: list[bool] = []
+    real = _processes.start_process
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        assert go.wait(30)
+        child = real(*arguments, **options)
+        started.append(child.pid)
+        return child
+
+    class Interrupted(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            if threading.current_thread() is starter and not interrupted:
+                interrupted.append(True)
+                if moment == "after it":
+                    go.set()
+                    super().result(30)
+                raise KeyboardInterrupt
+            return super().result(timeout)
+
+    monkeypatch.setattr(_processes, "start_process", start)
+    monkeypatch.setattr(_processes, "Future", Interrupted)
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(KeyboardInterrupt):
+        system_runtime().spawner.worker(argv, env=dict(os.environ), output=2)
+    go.set()
+    wait_until_none()
+    assert len(started) == 1
+    assert not psutil.pid_exists(started[0])  # reaped, too
 
 
 def test_what_cannot_be_started_leaves_no_thread() -> None:

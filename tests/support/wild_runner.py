@@ -12,16 +12,29 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from enginebay.errors import CapabilityError, ModelError
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import RunnerPlugin
 from enginebay.testing import fakes
 from enginebay.testing.fakes import FakeOptions, FakeRunner
+
+ERRORS: dict[str, type[Exception]] = {
+    "CapabilityError": CapabilityError,
+    "MemoryError": MemoryError,
+    "ModelError": ModelError,
+}
 
 LINES = ["the weights are warm", "\x1b[31mred\x1b[0m and \u202ereversed", "50%\r100%", "x" * 9000]
 
 
 class WildRunner(FakeRunner):
     """See the module."""
+
+    def load_model(self) -> None:
+        kind, _, said = self.context.options.fail_load.partition(": ")
+        if self.context.options.fail_rank in (-1, self.context.place.rank) and kind in ERRORS:
+            raise ERRORS[kind](said)
+        super().load_model()
 
     def _misbehave(self, asked: bytes) -> None:
         how, _, rank = asked.partition(b"@")

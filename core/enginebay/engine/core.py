@@ -17,7 +17,7 @@ from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.ledger import Row
 from enginebay.engine.lending import Lender
 from enginebay.engine.life import Life
-from enginebay.engine.parts import CoreParts, EngineStats
+from enginebay.engine.parts import CoreParts, EngineStats, facts_of
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
 from enginebay.engine.rebirth import Rebirth
@@ -28,7 +28,7 @@ from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
 from enginebay.engine.steps import InFlight, StepRecorder
 from enginebay.engine.stopping import WorkersEnd
 from enginebay.errors import EnginebayError, RequestError
-from enginebay.messages import ControlDone, FinishReason, ModelRunnerOutput, RequestOutput
+from enginebay.messages import ControlDone, FinishReason, ModelRunnerOutput, RequestOutput, SchedulerStats
 from enginebay.runtime import Runtime
 
 __all__ = ["EngineCore"]
@@ -154,7 +154,9 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """How the engine stands now; of a dead one, how it stood last."""
         with self._or_die():
-            scheduler = self._scheduler.make_stats() if self._death is None else self._scheduler.last_stats
+            return self._figures(self._scheduler.make_stats() if self._death is None else self._scheduler.last_stats)
+
+    def _figures(self, scheduler: SchedulerStats) -> EngineStats:
         return EngineStats(
             unfinished=len(self._requests),
             steps=self._pipeline.num_steps,
@@ -166,34 +168,26 @@ class EngineCore:
 
     def status(self) -> ControlDone:
         """How the engine stands, in words; from any thread, also while a step runs."""
-        life, stats = self._parts.life, self._scheduler.last_stats
-        return ControlDone(
-            facts={
-                "state": life.words if self._death is None else "dead",
-                "unfinished": str(len(self._requests)),
-                "running": str(stats.num_running),
-                "waiting": str(stats.num_waiting),
-                "steps": str(self._pipeline.num_steps),
-                "committed_tokens": str(self._requests.num_tokens),
-                "finished": str(self._requests.num_finished),
-                "generation": str(self._parts.generation.current),
-                "weights": life.version or life.path or ("given" if life.given else "the model's own"),
-                "model": self._parts.model,
-            }
-        )
+        state = self._parts.life.words if self._death is None else "dead"
+        return ControlDone(facts=facts_of(self._parts, self._figures(self._scheduler.last_stats), state))
 
     def control(self, command: Command) -> ControlDone:
-        """Carry out what is asked beside requests. No step may be in flight; workers that were lost are started again.
+        """Carry out what is asked beside requests, between steps. Raises why it is refused, or what went wrong."""
+        self.mend()
+        return self._controls.do(command)
 
-        Raises why it is refused, or what went wrong; unless that is the engine's death, all goes on.
-        """
+    def wake(self, idle: Callable[[], None]) -> None:
+        """Call ``idle`` when a worker is lost, from any thread: whoever waits for work then calls ``mend``."""
+        self._parts.watch.wake(idle)
+
+    def mend(self) -> None:
+        """Start workers that were lost again, while no step is in flight. Raises the engine's death."""
         self._raise_if_dead()
         try:
             self._execution.check_alive()
         except Setback as setback:
             with self._or_die():
                 self._rebirth.after(setback, None)
-        return self._controls.do(command)
 
     def death(self) -> EnginebayError | None:
         """A fresh error with the root cause, once the engine has died; each caller gets one of its own."""

@@ -20,6 +20,8 @@ __all__ = ["Look", "Lookout", "Verdict", "busy", "describe", "judge"]
 _log = logging.getLogger(__name__)
 
 _BETWEEN_LOOKS: Final = 1.0
+_STOOD_STILL: Final = 1.0
+"""A wait that ends so many seconds late was not late by load."""
 _BEATS: Final = 3
 _STACK_SECONDS: Final = 2.0
 _IDLE: Final = "idle"
@@ -89,28 +91,33 @@ class Lookout:
         """The future's result.
 
         Raises ``WorkerLost`` as soon as a death is reported, ``WorkerHung`` once a rank is judged so, ``TimeoutError``
-        at the deadline.
+        at the deadline. The deadline moves when this process stood still (SIGSTOP, a machine asleep): an answer may
+        have come meanwhile that nobody could read.
         """
         now = self._runtime.clock.now
         begun, late, before = now(), 0.0, Look(waited=0.0, ranks=())
-        until = begun + self._heartbeat
-        while until < deadline:
+        until, looks = begun + self._heartbeat, True
+        while True:
+            until = min(until, deadline) if looks else deadline
             try:
                 return self._watch.wait(self._runtime, future, until)
             except TimeoutError:
-                if future.done():  # the answer itself is that error
+                at = now()
+                if future.done():  # a moment too late for that wait; or the answer itself is that error
+                    return self._watch.wait(self._runtime, future, deadline)
+                behind = max(0.0, at - until)
+                if until >= deadline and behind < _STOOD_STILL:
                     raise
-            at = now()
-            late += max(0.0, at - until)
+            late += behind
+            if behind >= _STOOD_STILL:
+                deadline = max(deadline + behind, at + _BETWEEN_LOOKS)
             look = Look(waited=at - begun - late, ranks=self._executor.health().ranks)
-            if not look.ranks:
-                break  # this executor does not say
+            looks = bool(look.ranks)  # else this executor does not say
             for rank in look.ranks:
                 if judge(rank, look.waited, before.of(rank.rank), limit=_BEATS * self._heartbeat) is Verdict.HUNG:
                     self.show_stacks()
                     raise WorkerHung(f"{describe(rank)}: no sign of life for {_BEATS} x [deadlines] heartbeat")
             before, until = look, at + _BETWEEN_LOOKS
-        return self._watch.wait(self._runtime, future, deadline)
 
     def who(self) -> str:
         """Words for who is busy with what, and what else the executor knows; "" when it knows nothing."""

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -105,6 +106,7 @@ class EngineLoop:
         self._desk = Desk(core)
         self._stopping = False
         self._thread: Thread | None = None
+        core.wake(self._ring)
 
     def start(self, body: Callable[[], None] | None = None) -> None:
         """Start the thread; its ``body``, if it is not ``run`` itself, calls ``run``."""
@@ -153,6 +155,7 @@ class EngineLoop:
                 return
             self._desk.turn()
             if self._core.death() is not None or not self._core.has_work():
+                self._mend()
                 self._wait(min(_IDLE_SECONDS, self._desk.patience))
                 return
             outputs, scheduled = self._core.step(self._drain)
@@ -163,6 +166,18 @@ class EngineLoop:
             self._deliver(output)
         if not scheduled and not outputs:
             self._wait(_HELD_SECONDS)
+
+    def _mend(self) -> None:
+        """A worker that was lost while nothing was asked is not left for the next request to find.
+
+        Unless the engine sleeps: new workers would take the memory that was given away.
+        """
+        if self._core.death() is None and not self._core.life.missing:
+            self._core.mend()
+
+    def _ring(self) -> None:
+        with suppress(ChannelClosed):  # the loop has ended
+            self._bell.send(b"")
 
     def _wait(self, seconds: float) -> None:
         """Sleep until the bell rings, or for so long. What it rang for is found in the inbox."""

@@ -18,7 +18,7 @@ from enginebay.interfaces import Executor, RunnerCapabilities, Scheduler
 from enginebay.messages import RequestSummary, SchedulerStats, StepReport
 from enginebay.runtime import Runtime
 
-__all__ = ["CoreParts", "EngineStats", "Observers"]
+__all__ = ["CoreParts", "EngineStats", "Observers", "facts_of"]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,3 +104,20 @@ class CoreParts:
     load_timeout: float = 600.0
     drain_timeout: float = 30.0
     agreement: Agreement | None = None
+
+
+def facts_of(parts: CoreParts, figures: EngineStats, state: str) -> dict[str, str]:
+    """How the engine stands, by name and in words, for people and for ``enginebay status``."""
+    life = parts.life
+    return {
+        "state": state,
+        "unfinished": str(figures.unfinished),
+        "running": str(figures.scheduler.num_running),
+        "waiting": str(figures.scheduler.num_waiting),
+        "steps": str(figures.steps),
+        "committed_tokens": str(figures.committed_tokens),
+        "finished": str(figures.finished),
+        "generation": str(parts.generation.current),
+        "weights": life.version or life.path or ("given" if life.given else "the model's own"),
+        "model": parts.model,
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 
 from enginebay.errors import WorkerLost, one_line
@@ -22,6 +22,11 @@ class WorkerWatch:
         self._exits: list[WorkerExit] = []
         self._expected: frozenset[str] | None = None
         self._waiting: Future[None] | None = None
+        self._wake_idle: Callable[[], None] | None = None
+
+    def wake(self, idle: Callable[[], None]) -> None:
+        """Call ``idle`` at each death, from any thread: it wakes who has nothing to do, and returns at once."""
+        self._wake_idle = idle
 
     def exited(self, worker_exit: WorkerExit) -> None:
         """``ExecutorContext.worker_exited``: a worker's process has ended. From any thread; returns at once."""
@@ -29,6 +34,8 @@ class WorkerWatch:
         # wait() writes what is read here, and reads what is written here: whoever is second sees the other
         if (waiting := self._waiting) is not None:
             _wake(waiting)
+        if (idle := self._wake_idle) is not None:
+            idle()
 
     def expect(self, incarnations: Iterable[str]) -> None:
         """From now on only these workers' deaths count. Before any was named, every report does.

@@ -27,11 +27,16 @@ class PendingCalls:
     ``open`` before the call is sent; its future completes when every rank of the envelope has answered (``answer``) or
     is lost (``lose``). A rank that is lost answers every later call with the same failure at once. Futures complete
     outside the lock, in the thread whose answer was the last.
+
+    ``close`` may come in the middle of any other method, in the same thread: the collector of garbage may end an
+    executor wherever memory is taken. So the lock can be taken twice, and each method is right at each of its lines: a
+    call is expected before it is asked who is lost, answered before it is no more missing, and completed by whoever
+    takes it out.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = tuple(ranks)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._lost: dict[int, WorkerFailure] = {}
         self.num_dropped = 0
@@ -42,12 +47,9 @@ class PendingCalls:
         asked = self._ranks if envelope.ranks is None else envelope.ranks
         call = _Pending(envelope.generation, envelope.call_id, set(asked))
         with self._lock:
-            for rank in call.missing & self._lost.keys():
-                call.replies[rank] = RankReply(rank=rank, failure=self._lost[rank])
-            call.missing -= call.replies.keys()
-            if call.missing:
-                self._pending[call.generation, call.call_id] = call
-        if not call.missing:
+            self._pending[call.generation, call.call_id] = call
+            done = self._without_the_lost(call)
+        if done:
             _complete(call)
         return call.future
 
@@ -79,26 +81,30 @@ class PendingCalls:
             if call is None or reply.rank not in call.missing:
                 self.num_dropped += 1
                 return
-            call.missing.discard(reply.rank)
             call.replies[reply.rank] = reply
-            if call.missing:
-                return
-            del self._pending[generation, call_id]
-        _complete(call)
+            call.missing.discard(reply.rank)
+            done = self._taken_out(call)
+        if done:
+            _complete(call)
 
     def _end(self, ranks: Sequence[int], failure: Callable[[int], WorkerFailure]) -> None:
         with self._lock:
             for rank in ranks:
                 self._lost.setdefault(rank, failure(rank))
-            done = []
-            for key, call in list(self._pending.items()):
-                for rank in call.missing & self._lost.keys():
-                    call.replies[rank] = RankReply(rank=rank, failure=self._lost[rank])
-                call.missing -= call.replies.keys()
-                if not call.missing:
-                    done.append(self._pending.pop(key))
+            done = [call for call in list(self._pending.values()) if self._without_the_lost(call)]
         for call in done:
             _complete(call)
+
+    def _without_the_lost(self, call: _Pending) -> bool:
+        """Answer for the lost ranks; whether the caller has to complete the call."""
+        for rank in call.missing & self._lost.keys():
+            call.replies[rank] = RankReply(rank=rank, failure=self._lost[rank])
+        call.missing -= call.replies.keys()
+        return self._taken_out(call)
+
+    def _taken_out(self, call: _Pending) -> bool:
+        """Whether nothing is missing any more, and it was us who took the call out."""
+        return not call.missing and self._pending.pop((call.generation, call.call_id), None) is not None
 
 
 def _complete(call: _Pending) -> None:

@@ -47,8 +47,14 @@ class Peer:
 
 @dataclass
 class Parts:
-    """Memories (the engine's first, then one per rank) and bells; ``release`` gives all of them back."""
+    """Memories (the engine's first, then one per rank) and bells; ``release`` gives all of them back.
 
+    None of them is descriptor 0, 1 or 2: a child gets its own under these numbers, and what prints without asking would
+    print into a ring. Where the program runs with one of those closed, ``standard`` keeps it taken meanwhile, also
+    from whoever makes descriptors for the same child.
+    """
+
+    standard: list[int] = field(default_factory=list)
     memories: list[SharedMemory] = field(default_factory=list)
     bells: list[int] = field(default_factory=list)
     tickets: list[Ticket] = field(default_factory=list)
@@ -74,6 +80,9 @@ class Parts:
 
     def _take(self, ranks: Sequence[int], slots: int, slot_bytes: int, max_frame_bytes: int) -> None:
         size = slots * slot_bytes
+        while (taken := os.open(os.devnull, os.O_RDWR)) <= 2:
+            self.standard.append(taken)
+        os.close(taken)
         engine = self._memory("the broadcast ring", data_of_engine(len(ranks)) + size, for_us=True)
         replies_bell, room_bell = self._bell(), self._bell()
         for index, rank in enumerate(ranks):
@@ -104,9 +113,10 @@ class Parts:
         """Unmap the memories and close all descriptors."""
         for memory in self.memories:
             memory.close()
-        for bell in self.bells:
-            os.close(bell)
+        for descriptor in (*self.bells, *self.standard):
+            os.close(descriptor)
         self.bells.clear()
+        self.standard.clear()
 
     def _memory(self, what: str, size: int, *, for_us: bool) -> SharedMemory:
         self.memories.append(SharedMemory.create(what, size, for_us=for_us))

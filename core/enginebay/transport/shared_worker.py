@@ -75,8 +75,6 @@ class WorkerEnd:
             if closed:
                 return None
             self._wait(deadline)
-            if words[WAITS]:
-                ring(self._ticket.room_bell)
 
     def reply(self, generation: int, call_id: int, payload: bytes) -> None:
         """Send an encoded result back, waiting for room as long as the line is open.
@@ -118,6 +116,8 @@ class WorkerEnd:
         ready = self._waiter.wait(deadline)
         if not ready:
             raise TimeoutError("no call before the deadline")
+        if self._engine_words[WAITS]:  # the bell is cleared, whatever it was waited for: doorbell.py's second look
+            ring(self._ticket.room_bell)
         if any(fd != self._ticket.own_bell for fd, _ in ready):
             self._engine_gone = True
 

@@ -6,6 +6,7 @@ the worker was shut down or its line closed, 1 the parent has gone, 3 it could n
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -16,7 +17,7 @@ import sys
 from enginebay import tracing
 from enginebay.config import EngineConfig
 from enginebay.errors import one_line
-from enginebay.messages import StartPayload, WorkerInfo
+from enginebay.messages import Call, CompileOrWarmUpModel, Result, StartPayload, WorkerInfo
 from enginebay.telemetry import setup
 from enginebay.transport import decode_start_payload
 from enginebay.transport.shared import WorkerEnd
@@ -24,6 +25,7 @@ from enginebay.worker import process_guard as guard
 from enginebay.worker.failure import describe_failure
 from enginebay.worker.process_start import ProcessStart, Ready, read_start, say
 from enginebay.worker.serve import serve
+from enginebay.worker.worker import Worker
 
 __all__ = ["main"]
 
@@ -73,9 +75,28 @@ def _work(start: ProcessStart, payload: StartPayload, channel: WorkerEnd) -> Non
             attributes = {tracing.RANK: payload.place.rank, tracing.PID: os.getpid()}
             with tracing.span(tracing.WORKER_SPAWN, attributes, parent=payload.traceparent, start_ns=start.spawned_ns):
                 pass
-        serve(start.payload, channel)
+        gc.disable()
+        serve(start.payload, channel, make_worker=_OwnProcess)
     finally:
         telemetry.shutdown()
+
+
+class _OwnProcess(Worker):
+    """A worker whose process begins and ends with it.
+
+    What a framework's import makes, some hundred thousand objects, is not looked through for garbage: neither again and
+    again while it is made, nor at the end, when all of it goes with the process.
+    """
+
+    def handle(self, call: Call, traceparent: str = "") -> Result:
+        result = super().handle(call, traceparent)
+        if isinstance(call, CompileOrWarmUpModel):
+            gc.enable()
+        return result
+
+    def shutdown(self) -> None:
+        gc.freeze()
+        super().shutdown()
 
 
 def _info(payload: StartPayload) -> WorkerInfo:

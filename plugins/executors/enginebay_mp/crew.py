@@ -65,12 +65,12 @@ class Crew:
     @property
     def running(self) -> list[WorkerProcess]:
         """Those whose end has not been read."""
-        return [worker for worker in self.workers.values() if worker.is_running]
+        return [worker for worker in list(self.workers.values()) if worker.is_running]
 
     @property
     def lost(self) -> list[WorkerProcess]:
         """Those that have ended otherwise than by leaving."""
-        return [worker for worker in self.workers.values() if not worker.is_running and not worker.left]
+        return [worker for worker in list(self.workers.values()) if not worker.is_running and not worker.left]
 
     def stacks(self, deadline: float) -> dict[int, str]:
         """What SIGUSR1 brings out of each; all of it has come when nothing has for a moment."""
@@ -95,7 +95,7 @@ class Crew:
         for worker in self.running:
             worker.kill()
         until = self._clock.now() + LAST_MOMENT
-        for worker in self.workers.values():
+        for worker in list(self.workers.values()):
             while not worker.reap() and self._clock.now() < until:
                 time.sleep(_LOOK)
             if worker.is_running:  # the kernel holds it: in a call to a device or a file system that hangs

@@ -227,8 +227,8 @@ class Group:
         where = f" in {phase}" if phase else ""
         text = worker.with_last_lines(f"{worker.named} {worker.how_it_ended()}{where}")
         self._pending.lose(worker.rank, worker.as_failure(WorkerLost.__name__, text, phase))
-        if worker.left or worker.hello is None:
-            return  # nobody's loss: it was asked to leave, or the start says it
+        if worker.left:
+            return  # nobody's loss: it was asked to leave
         self._on_lost(worker.as_exit())
 
     def _tick(self) -> float | None:

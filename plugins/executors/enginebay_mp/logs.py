@@ -17,7 +17,7 @@ __all__ = ["KEPT_LINES", "LogReader", "Printer"]
 KEPT_LINES: Final = 20
 _MAX_LINE: Final = 8192
 _PIECE: Final = 1 << 16
-_PIECES_AT_ONCE: Final = 16
+_PIECES_AT_LAST: Final = 256
 _MAX_WAITING: Final = 2000
 _STACK: Final = re.compile(
     r'(Current thread|Thread) 0x[0-9a-f]+|  File "|  <no Python frame>|  \.\.\.$|Extension modules:'
@@ -93,27 +93,34 @@ class LogReader:
         return tuple(self._kept)
 
     def read(self) -> bool:
-        """Take what is there; False when nothing will come any more."""
-        for _ in range(_PIECES_AT_ONCE):  # one that prints without end does not keep us from the others
-            try:
-                piece = os.read(self.descriptor, _PIECE)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not piece:
-                self._finish()
-                return False
+        """Take one piece of what is there; False when nothing will come any more.
+
+        One piece, so that a worker that prints without end does not keep the same thread from the others' replies.
+        """
+        piece = self._piece()
+        if piece:
             self._take(piece)
-        return True
+        elif piece is not None:
+            self._finish()
+        return piece is None or bool(piece)
 
     def drain(self) -> None:
         """Take all that is left of a process that has ended; a descendant of it may hold the pipe open."""
-        for _ in range(_PIECES_AT_ONCE):
-            before = self._rest
-            if not self.read() or self._rest == before:
+        for _ in range(_PIECES_AT_LAST):
+            piece = self._piece()
+            if not piece:
                 break
+            self._take(piece)
         self._finish()
+
+    def _piece(self) -> bytes | None:
+        """What is there; empty at the end of the pipe, None when there is nothing now."""
+        try:
+            return os.read(self.descriptor, _PIECE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
 
     def begin_stacks(self) -> None:
         """From now on, keep the lines that ``faulthandler`` writes apart, and do not print them."""
@@ -139,6 +146,8 @@ class LogReader:
             self._line(rest)
 
     def _line(self, raw: bytes) -> None:
+        if not raw and self._stacks is None:
+            return
         # of a progress bar, only what stood there last
         text = _escaped(raw.rstrip(b"\r").rpartition(b"\r")[2][:_MAX_LINE].decode("utf-8", "backslashreplace"))
         if self._stacks is not None and self._is_of_stack(text):
@@ -157,6 +166,8 @@ class LogReader:
 
 
 def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

@@ -33,7 +33,7 @@ class Monitor:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._posted: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may post from within this very thread
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake, select.POLLIN)
         self._thread: Thread | None = None

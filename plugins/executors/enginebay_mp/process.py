@@ -229,7 +229,7 @@ class WorkerProcess:
     def start_error(self) -> Exception | None:
         """Why there will be no HELLO; None: it may still come. Whatever it was, it is the start that failed."""
         if self.failure is not None:
-            error = failure_error(self.failure)
+            error = failure_error(self.failure, shared=self.ranks == 1)
             if isinstance(error, (StartFailed, ConfigError)):
                 return error
             return WorkerFailed(describe(self.failure), remote_traceback=self.failure.traceback)

@@ -145,6 +145,44 @@ def test_our_own_lateness_is_not_the_workers() -> None:
     assert clock.time - begun >= 100 + LIMIT - HEARTBEAT
 
 
+@pytest.mark.parametrize("stands", [2.0, 7.0, 9.5])
+@pytest.mark.parametrize("says", [True, False], ids=["says", "does not say"])
+def test_an_answer_that_came_while_we_stood_still_counts(stands: float, says: bool) -> None:  # X6
+    eye, _, clock, _ = lookout(lambda now: "running", says_ranks=says)
+    begun, future = clock.time, Future[Replies]()
+
+    def stand_still() -> None:
+        clock.time += 100.0
+        clock.at(clock.time + 0.5, lambda: future.set_result(REPLIES))  # it is read when we go on
+
+    clock.at(begun + stands, stand_still)
+    assert eye.wait(future, begun + 10) == REPLIES
+
+
+def test_standing_still_moves_the_deadline_and_does_not_take_it_away() -> None:
+    eye, _, clock, _ = lookout(lambda now: "running")
+    begun = clock.time
+    clock.at(begun + 2, lambda: vars(clock).update(time=clock.time + 100))
+    with pytest.raises(TimeoutError):
+        eye.wait(Future(), begun + 10)
+    assert begun + 100 <= clock.time <= begun + 110
+
+
+def test_an_answer_between_the_end_of_a_wait_and_the_look_after_it_counts() -> None:
+    eye, _, clock, watch = lookout(lambda now: "running")
+    future, wait = Future[Replies](), watch.wait
+
+    def just_too_late(*arguments: Any) -> Replies:
+        try:
+            return wait(*arguments)
+        except TimeoutError:
+            future.set_result(REPLIES)
+            raise
+
+    watch.wait = just_too_late  # type: ignore[method-assign]  # another thread's answer, at this very moment
+    assert eye.wait(future, clock.time + 3) == REPLIES
+
+
 def test_the_deadline_holds_whatever_is_seen() -> None:
     for state in ("running", "stopped"):
         eye, executor, clock, _ = lookout(lambda now, state=state: state)  # type: ignore[misc]  # no type for a default

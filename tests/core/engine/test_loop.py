@@ -7,7 +7,8 @@ import time
 import pytest
 
 from enginebay.engine.admission.admit import Ask
-from enginebay.engine.client import Collector, InProcessClient
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.collector import Collector
 from enginebay.engine.loop import Abort, Add, AddMany, EngineLoop
 from enginebay.errors import DuplicateRequest, EnginebayError
 from enginebay.messages import FinishReason, RequestOutput, SamplingParams, SchedulerOutput

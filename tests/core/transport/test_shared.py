@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -153,6 +155,33 @@ def test_the_writer_of_a_full_ring_is_woken_by_the_loss_of_the_reader() -> None:
         sender.join()
         assert sender.raised is None
         assert made.end.lost == {0: "killed"}
+
+
+@pytest.mark.parametrize("clears", ["receive", "reply"])
+def test_the_writer_of_a_full_ring_is_woken_by_whatever_clears_the_readers_bell(clears: str) -> None:  # X7
+    end = EngineEnd.create([0], **SMALL)
+    worker = attach_here(end, 0)
+    _fill(end)
+    sender = _Sender(lambda: end.send(b"more", None, None))
+    _until(lambda: _asleep(sender.thread))
+    while worker._calls.ready():  # a reader that misses, by the order of loads, that somebody waits for room
+        worker._calls.take()
+
+    def clear() -> None:
+        if clears == "receive":
+            assert worker.receive(None) == b"more"
+        else:
+            for _ in range(20):
+                worker.reply(1, 1, b"x" * 64)  # more than there is room for
+
+    clearer = _Sender(clear)
+    sender.join()
+    while clearer.thread.is_alive():
+        end.take_replies()
+    clearer.join()
+    assert sender.raised is clearer.raised is None
+    worker.close()
+    end.close()
 
 
 def test_a_lost_rank_holds_up_nobody() -> None:  # X7
@@ -446,6 +475,27 @@ def test_a_ticket_is_not_believed() -> None:
     with pytest.raises(DamagedMessage, match="the ticket of rank 0 names what is not there"):
         WorkerEnd.attach(ticket)
     assert len(set(fds)) == 5
+
+
+CLOSES = """\
+import os, sys
+from enginebay.transport.shared import EngineEnd
+closed = [int(number) for number in sys.argv[1]]
+for number in closed:
+    os.close(number)
+end = EngineEnd.create([0, 1])
+ours = [*end.ticket(0)[1], *end.ticket(1)[1], *(pipe := os.pipe())]
+for number in pipe:
+    os.close(number)
+end.close()
+open_again = [number for number in closed if os.path.exists(f"/proc/self/fd/{number}")]
+os._exit(0 if min(ours) > 2 and not open_again else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "12", "012"])
+def test_what_a_worker_inherits_is_never_a_standard_descriptor(closed: str) -> None:
+    assert subprocess.run([sys.executable, "-P", "-c", CLOSES, closed], timeout=60).returncode == 0
 
 
 def test_nothing_is_left() -> None:

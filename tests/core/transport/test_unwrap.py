@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginebay import errors
-from enginebay.errors import EnginebayError, ModelError, OutOfMemory, WorkerFailed
+from enginebay.errors import EnginebayError, ModelError, OutOfMemory, WorkerFailed, WorkerHung, WorkerLost
 from enginebay.messages import Ack, MemoryAvailable, RankReply, Replies, WorkerFailure
 from enginebay.transport import DamagedMessage, encode, failure_error, raise_failures, results_of, unwrap
 
@@ -79,6 +79,74 @@ def test_any_other_kind_is_a_failed_worker(kind: str) -> None:
     error = failure_error(WorkerFailure(phase="p", error_type="E", message="m", kind=kind))
     assert type(error) is WorkerFailed
     assert str(error) == "rank 0 failed in p: E: m"
+
+
+def failure(rank: int, kind: str = "", message: str = "m", error_type: str = "") -> WorkerFailure:
+    """One of ``load_model``."""
+    return WorkerFailure(
+        phase="load_model", error_type=error_type or kind or "E", message=message, kind=kind, rank=rank,
+        traceback=f"Traceback of rank {rank}", pid=10 + rank, host="h",
+    )  # fmt: skip
+
+
+def caught(*each: bytes | WorkerFailure) -> EnginebayError:
+    with pytest.raises(EnginebayError) as found:
+        unwrap(replies(*each))
+    return found.value
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_every_rank_reports_alike_keeps_its_class(ranks: int) -> None:  # X14
+    error = caught(*[failure(rank, "ModelError", "the weights are torn") for rank in range(ranks)])
+    assert (type(error), str(error), error.exit_code) == (ModelError, "the weights are torn", 2)
+    assert error.__dict__["remote_traceback"] == "Traceback of rank 0"
+    assert len(error.__notes__) == ranks
+
+
+@pytest.mark.parametrize("kind", ["ModelError", "OutOfMemory", "StartFailed", "CapabilityError", "PluginBroken", ""])
+def test_what_one_rank_of_several_reports_is_that_workers(kind: str) -> None:  # X14
+    error = caught(encode(Ack()), failure(1, kind, "torn"), encode(Ack()))
+    assert isinstance(error, WorkerFailed)
+    assert str(error) == f"rank 1 (pid 11, host h) failed in load_model: {kind or 'E'}: torn"
+    assert (error.exit_code, error.remote_traceback) == (3, "Traceback of rank 1")
+
+
+def test_ranks_that_differ_have_failed_each_for_itself() -> None:  # X14
+    error = caught(failure(0, "ModelError", "a.safetensors is torn"), failure(1, "ModelError", "b.safetensors is torn"))
+    assert type(error) is WorkerFailed
+    assert str(error) == "rank 0 (pid 10, host h) failed in load_model: ModelError: a.safetensors is torn"
+    assert error.__notes__ == ["rank 1 (pid 11, host h) failed in load_model: ModelError: b.safetensors is torn"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "root"),
+    [
+        (["WorkerFailed", "ModelError"], 1),  # rank 0 waited for rank 1 in a collective
+        (["WorkerFailed", "", "WorkerFailed"], 1),
+        (["EngineDead", "ValueError"], 1),
+        (["WorkerFailed", "WorkerLost"], 1),
+        (["ModelError", "WorkerHung", "WorkerLost"], 2),
+        (["ModelError", "OutOfMemory"], 0),
+    ],
+)
+def test_the_cause_is_named_first_and_what_followed_from_it_in_notes(kinds: list[str], root: int) -> None:  # X14
+    each = [failure(rank, kind, f"of {rank}") for rank, kind in enumerate(kinds)]
+    error = caught(*each)
+    lost = kinds[root] == "WorkerLost"
+    assert error.exit_code == (4 if lost else 3)
+    assert str(error).endswith(f"of {root}")
+    own, notes = [f"on rank {root} (pid {10 + root}, host h), in load_model"] if lost else [], error.__notes__
+    assert notes[: len(own)] == own
+    assert sorted(notes[len(own) :]) == [
+        f"rank {rank} (pid {10 + rank}, host h) failed in load_model: {kind or 'E'}: of {rank}"
+        for rank, kind in enumerate(kinds)
+        if rank != root
+    ]
+
+
+def test_a_lost_rank_keeps_its_class_beside_others() -> None:  # X4: recovery decides on it
+    assert type(caught(encode(Ack()), failure(1, "WorkerLost"))) is WorkerLost
+    assert type(caught(encode(Ack()), failure(1, "WorkerHung"))) is WorkerHung
 
 
 def test_signal_and_log_lines_are_told() -> None:

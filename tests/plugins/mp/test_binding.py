@@ -1,4 +1,4 @@
-"""CPUs and threads for each rank: tables of pure functions."""
+"""CPUs and threads for each rank: tables of pure functions, and what a worker really has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from enginebay.errors import CapabilityError, OptionsRejected
 from enginebay.plugins import PluginHost
-from enginebay_mp.binding import cpus_of, numa_nodes, shares, spread, thread_environment
+from enginebay_mp.binding import THREAD_VARIABLES, cpus_of, numa_nodes, shares, spread, thread_environment
+from plugins.mp.conftest import Drive
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,14 @@ def test_threads_are_the_users_when_he_sets_one_variable() -> None:
     assert thread_environment({}, 0)["OMP_NUM_THREADS"] == "1"
     assert thread_environment({"MKL_NUM_THREADS": "7"}, 3) == {}
     assert thread_environment({"OMP_NUM_THREADS": ""}, 3) != {}
+
+
+def test_each_worker_has_its_cpus_and_its_threads(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    driver = drive(2, bind_cpus="spread")
+    driver.start()
+    for worker, cpus in zip(driver.workers, spread(sorted(os.sched_getaffinity(0)), numa_nodes(), 2), strict=True):
+        assert os.sched_getaffinity(worker.pid) == set(cpus)
+        environ = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
+        assert {f"{name}={len(cpus)}" for name in THREAD_VARIABLES} <= set(environ)

@@ -25,6 +25,7 @@ from enginebay.plugins import PluginHost
 from enginebay.runtime import system_runtime
 from enginebay.telemetry import read_spans
 from enginebay_mp.executor import MpExecutor
+from enginebay_mp.process import WorkerProcess
 from support.census import Census
 from support.fake_engine import DEFAULT
 from support.fake_engines import ENGINEBAY, Installed, install
@@ -79,6 +80,36 @@ def test_requests_in_flight_go_on_when_the_worker_is_killed_or_stopped(
         r"\(its process is stopped\): no sign of life for 3 x \[deadlines\] heartbeat",
         said,
     )
+    census.check()
+
+
+def test_a_worker_that_dies_while_nothing_is_asked_is_replaced_at_once(
+    fake: Installed, census: Census, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:  # X4: and its successor is killed before it says HELLO
+    real, killed = WorkerProcess.spawn.__func__, []  # type: ignore[attr-defined]  # it is a classmethod
+
+    def spawn(cls: type[WorkerProcess], *arguments: Any, **named: Any) -> WorkerProcess:
+        worker: WorkerProcess = real(cls, *arguments, **named)
+        if len(killed) == 1:
+            os.kill(worker.process.pid, signal.SIGKILL)
+            killed.append(worker.process.pid)
+        return worker
+
+    with LLM(config=fake.config() | {"executor": {"use": "mp"}}) as llm, caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(WorkerProcess, "spawn", classmethod(spawn))
+        killed += workers()
+        os.kill(killed[0], signal.SIGKILL)
+        for _ in range(6000):
+            if any(message.startswith("generation 2 ") for message in caplog.messages):
+                break
+            threading.Event().wait(0.01)
+        else:
+            raise AssertionError("nobody has seen it")
+        assert llm.generate(["say:three"])[0].text == "three"
+    assert [message for message in caplog.messages if message.startswith("generation ")] == [
+        f"generation {number} begins with new workers, void: no step; rank 0: the worker ended (signal 9)"
+        for number in (1, 2)
+    ]
     census.check()
 
 

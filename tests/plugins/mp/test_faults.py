@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from enginebay.errors import EngineDead, StartFailed, WorkerFailed, WorkerLost
+from enginebay.errors import EngineDead, ModelError, StartFailed, WorkerFailed, WorkerLost
 from enginebay.interfaces import ExecutorHealth, RankHealth
 from enginebay.messages import Replies
 from enginebay.testing._executor_driver import START_CALLS, ExecutorDriver, is_there
@@ -198,21 +198,41 @@ def test_an_idle_worker_uses_no_processor(drive: Drive) -> None:  # X7
     assert sum(psutil.Process().cpu_times()[:2]) - sum(mine[:2]) <= 0.2
 
 
-def test_a_start_that_fails_on_one_rank_of_two(drive: Drive) -> None:  # X14
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "ValueError: the weights are torn",
+        "ModelError: a.safetensors is torn",
+        "MemoryError: none is left",
+        "CapabilityError: no such kernel",
+    ],
+)
+def test_a_start_that_fails_on_one_rank_of_two(drive: Drive, raised: str) -> None:  # X14
     driver = drive()
-    driver.start(runner_options={"fail_load": "the weights are torn", "fail_rank": 1})
+    told = raised.removeprefix("ValueError: ")
+    driver.start(runner_options={"fail_load": told, "fail_rank": 1})
     driver.calls(START_CALLS[0])
     driver.calls(START_CALLS[1])
     with pytest.raises(WorkerFailed) as caught:
         driver.calls(START_CALLS[2])
-    said = r"rank 1 \(pid (\d+), host .+\) failed in load_model: ValueError: the weights are torn"
-    match = re.fullmatch(said, str(caught.value))
+    match = re.fullmatch(rf"rank 1 \(pid (\d+), host .+\) failed in load_model: {raised}", str(caught.value))
     assert match is not None
     assert int(match[1]) == pids(driver)[1]
     assert caught.value.exit_code == 3
-    assert caught.value.remote_traceback.count("ValueError: the weights are torn") == 1
+    assert caught.value.remote_traceback.count(raised) == 1
     driver.stop()
     driver.wait_until_closed()
+
+
+def test_a_model_that_no_rank_can_load_is_the_models_fault(drive: Drive) -> None:  # X14, E2
+    driver = drive()
+    driver.start(runner_options={"fail_load": "ModelError: a.safetensors is torn", "fail_rank": -1})
+    driver.calls(START_CALLS[0])
+    driver.calls(START_CALLS[1])
+    with pytest.raises(ModelError, match=r"^a\.safetensors is torn\n") as caught:
+        driver.calls(START_CALLS[2])
+    assert caught.value.exit_code == 2
+    driver.stop()
 
 
 @pytest.mark.parametrize(

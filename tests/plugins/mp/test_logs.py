@@ -78,6 +78,15 @@ def test_a_line_without_end_is_cut(pipe: Pipe) -> None:
     assert [len(line) for line in pipe.reader.last_lines] == [8192, 8192, 20000 - 2 * 8192]
 
 
+def test_what_is_left_is_taken_whole_also_where_a_piece_ends_with_a_line(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_PIECE", 4)
+    os.write(pipe.writes, b"one\ntwo\nsix\nthe end")
+    pipe.reader.drain()
+    assert list(pipe.reader.last_lines) == ["one", "two", "six", "the end"]
+
+
 def test_stacks_are_kept_apart_from_lines(pipe: Pipe) -> None:
     stack = b'Current thread 0x00007f (most recent call first):\n  File "a.py", line 1 in b\n\n'
     os.write(pipe.writes, stack)

@@ -14,8 +14,8 @@ class Respawn:
     """``CoreParts.respawn`` of an executor that is restartable.
 
     The ledger's requests were admitted for the first workers, so the new ones must have loaded the same plugins, and
-    must get as many KV blocks of the same kind. Raises ``StartFailed`` when they cannot; each phase has the deadline
-    that it has in a start.
+    must get as many KV blocks of the same kind. Raises ``StartFailed`` when they cannot, ``WorkerLost`` when one of
+    them ends; each phase has the deadline that it has in a start.
     """
 
     def __init__(self, ground: Ground, first: LoadedWorkers, num_blocks: int) -> None:
@@ -37,7 +37,11 @@ class Respawn:
         with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
             launch.set_attribute(tracing.GENERATION, ground.generation.current)
             bring_up = BringUp(ground, traceparent=tracing.traceparent(launch))
-            bring_up.launch()
+            try:
+                bring_up.launch()
+            except StartFailed:
+                ground.watch.raise_if_lost()  # one that was killed before its first word is lost as one after it
+                raise
             workers = bring_up.load()
             workers.tell(ground.hooks)
             for rank, (was, model) in enumerate(zip(self._specs, workers.models, strict=True)):
