@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from enginebay.errors import StartFailed, one_line
 from enginebay.runtime import Runtime
@@ -14,7 +14,9 @@ from enginebay_ray.door import load_ray
 from enginebay_ray.placement import Placement
 from enginebay_ray.seats import Seat
 
-__all__ = ["bounded", "devices_by_node", "end_actors", "make_actor", "stacks_of"]
+__all__ = ["answer", "bounded", "devices_by_node", "end_actors", "make_actor", "stacks_of"]
+
+T = TypeVar("T")
 
 
 def make_actor(placement: Placement, seat: Seat, name: str) -> Any:
@@ -85,18 +87,45 @@ def stacks_of(actors: Mapping[int, Any], runtime: Runtime, deadline: float) -> d
     return dict(answers)
 
 
-def bounded(runtime: Runtime, name: str, what: Any, deadline: float) -> bool:
+def bounded(runtime: Runtime, name: str, what: Callable[[], object], deadline: float) -> bool:
     """Do something with Ray that may hang when the cluster is gone; whether it was done by ``deadline``."""
-    done: Future[None] = Future()
 
     def work() -> None:
         with contextlib.suppress(Exception):  # the cluster is gone, and with it what was to be given back
             what()
-        done.set_result(None)
 
-    runtime.spawner.thread(f"enginebay-ray-{name}", work)
     try:
-        runtime.wait(done, deadline)
+        answer(runtime, name, work, deadline)
     except TimeoutError:
         return False
     return True
+
+
+def answer(
+    runtime: Runtime, name: str, what: Callable[[], T], deadline: float, undo: Callable[[T], object] = lambda late: None
+) -> T:
+    """What Ray answers, which never comes when the cluster is gone: ``TimeoutError`` at ``deadline`` (monotonic s).
+
+    ``undo`` is given an answer that came too late.
+    """
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            value = what()
+        except BaseException as error:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(error)
+            return
+        if done.set_running_or_notify_cancel():
+            done.set_result(value)
+        else:
+            undo(value)
+
+    runtime.spawner.thread(f"enginebay-ray-{name}", work)
+    try:
+        return runtime.wait(done, deadline)
+    except TimeoutError:
+        if done.cancel():
+            raise
+        return runtime.wait(done, None)  # it is being set, or says itself that its time is over

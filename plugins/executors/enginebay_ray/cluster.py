@@ -23,6 +23,8 @@ _KILL_AFTER_SECONDS: Final = 5.0
 _LOCK: Final = threading.Lock()
 _SHARED: Final[list[Cluster]] = []
 """The one cluster that this process is connected to by us; Ray's own state is of the process, too."""
+_ENDING: Final[list[Cluster]] = []
+"""Those that are being disconnected: Ray cannot be connected anew before that is done."""
 
 
 class Cluster:
@@ -36,6 +38,7 @@ class Cluster:
         self.users = 0
         self.connected: Future[None] = Future()
         self._cpus = max(_CPUS_OF_OUR_OWN, cpus)
+        self._runtime = runtime
         self._private: PrivateFolder | None = None
         self._asked_to_end = threading.Event()
         self.ended = threading.Event()
@@ -44,6 +47,11 @@ class Cluster:
     def end(self) -> None:
         """Disconnect, and end what is ours; ``ended`` says when."""
         self._asked_to_end.set()
+
+    def has_gone(self) -> bool:
+        """Whether it was a Ray of our own whose server has died."""
+        private = self._private
+        return private is not None and self.connected.done() and not private.is_served()
 
     def kill(self) -> None:
         """End the processes of a Ray of our own without asking Ray."""
@@ -68,28 +76,39 @@ class Cluster:
 
     def _live_alone(self) -> None:
         run = RunFolder.make()  # one of its own: the engines that share this Ray end one after the other
-        private = self._private = PrivateFolder(run.path)
+        try:
+            private = self._private = PrivateFolder(run.path)
+            guardian = private.guard(self._runtime.spawner)
+            try:
+                self._live_in(private)
+            finally:
+                private.remove()
+                guardian.kill()
+                guardian.wait()
+                guardian.close()
+        finally:
+            run.close()
+
+    def _live_in(self, private: PrivateFolder) -> None:
         try:
             with private.environment():
                 _read_settings_again()
-                try:
-                    # our workers' lines need no Ray dashboard; objects on disk, for /dev/shm may be small
-                    self._connect(
-                        address="local",
-                        num_cpus=self._cpus,
-                        include_dashboard=False,
-                        object_store_memory=_OBJECT_STORE_BYTES,
-                        _temp_dir=str(private.path),
-                        _plasma_directory=str(private.path),
-                    )
-                    self._asked_to_end.wait()
-                finally:
-                    _disconnect()
-                    private.end_processes(_KILL_AFTER_SECONDS)
-            _read_settings_again()
+                # our workers' lines need no Ray dashboard; objects on disk, for /dev/shm may be small; workers that
+                # are as nice as the engine, for beside a busy program Ray's usual ones hardly get to run
+                self._connect(
+                    address="local",
+                    num_cpus=self._cpus,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _temp_dir=str(private.path),
+                    _plasma_directory=str(private.path),
+                    _system_config={"worker_niceness": 0},
+                )
+            self._asked_to_end.wait()
         finally:
-            private.remove()
-            run.close()
+            _disconnect()
+            private.end_processes(_KILL_AFTER_SECONDS)
+            _read_settings_again()
 
     def _connect(self, **how: Any) -> None:
         ray = load_ray()
@@ -103,20 +122,9 @@ def join(address: str | None, cpus: float, runtime: Runtime, deadline: float) ->
 
     ``address`` None is a Ray of our own with ``cpus``. Raises ``StartFailed``; what was begun is then undone.
     """
-    ray = load_ray()
-    with _LOCK:
-        cluster = _SHARED[0] if _SHARED else None
-        if cluster is None and ray.is_initialized():
-            return None
-        if cluster is None:
-            cluster = Cluster(address, cpus, runtime)
-            _SHARED.append(cluster)
-        elif cluster.address != address:
-            raise StartFailed(
-                f"this process is connected to {_named(cluster.address)}, and Ray allows one connection to a process: "
-                f"run the engine on {_named(address)} in another one"
-            )
-        cluster.users += 1
+    cluster = _take(address, cpus, runtime, deadline)
+    if cluster is None:
+        return None
     try:
         runtime.wait(cluster.connected, deadline)
     except TimeoutError:
@@ -131,15 +139,56 @@ def join(address: str | None, cpus: float, runtime: Runtime, deadline: float) ->
     return cluster
 
 
+def _take(address: str | None, cpus: float, runtime: Runtime, deadline: float) -> Cluster | None:
+    """The shared cluster, or a new one when the last has ended; one more uses it."""
+    while True:
+        with _LOCK:
+            for gone in [cluster for cluster in _SHARED if cluster.has_gone()]:
+                _retire(gone)  # of no use to any engine that shares it: whoever comes first ends it
+            _ENDING[:] = [cluster for cluster in _ENDING if not cluster.ended.is_set()]
+            ending = list(_ENDING)
+            if not ending:
+                cluster = _shared_or_new(address, cpus, runtime)
+                if cluster is not None:
+                    cluster.users += 1
+                return cluster
+        if not ending[0].ended.wait(max(0.0, deadline - runtime.clock.now())):
+            raise StartFailed(
+                f"this process's connection to {_named(ending[0].address)} is being ended, and that took longer than "
+                "the start's deadline"
+            )
+
+
+def _shared_or_new(address: str | None, cpus: float, runtime: Runtime) -> Cluster | None:
+    cluster = _SHARED[0] if _SHARED else None
+    if cluster is None and load_ray().is_initialized():
+        return None
+    if cluster is None:
+        cluster = Cluster(address, cpus, runtime)
+        _SHARED.append(cluster)
+    elif cluster.address != address:
+        raise StartFailed(
+            f"this process is connected to {_named(cluster.address)}, and Ray allows one connection to a process: "
+            f"run the engine on {_named(address)} in another one"
+        )
+    return cluster
+
+
+def _retire(cluster: Cluster) -> None:
+    """With the lock held: nobody joins it any more, and whoever wants another one waits for its end."""
+    if cluster in _SHARED:
+        _SHARED.remove(cluster)
+        _ENDING.append(cluster)
+    cluster.end()
+
+
 def leave(cluster: Cluster, runtime: Runtime, deadline: float) -> bool:
     """The last one disconnects; whether that is done by ``deadline`` (a Ray of our own is killed then)."""
     with _LOCK:
         cluster.users -= 1
         if cluster.users > 0:
             return True
-        if cluster in _SHARED:
-            _SHARED.remove(cluster)
-    cluster.end()
+        _retire(cluster)
     if cluster.ended.wait(max(0.0, deadline - runtime.clock.now())):
         return True
     cluster.kill()

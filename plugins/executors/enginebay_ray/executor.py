@@ -15,14 +15,17 @@ from enginebay.interfaces import Executor, ExecutorContext, ExecutorHealth, Star
 from enginebay.messages import Envelope, RankReply, Replies, WorkerFailure
 from enginebay.runtime import Runtime
 from enginebay_ray import cluster
+from enginebay_ray.actors import answer
 from enginebay_ray.environment import environment_of_workers
 from enginebay_ray.options import RayOptions
-from enginebay_ray.placement import place_workers
+from enginebay_ray.placement import Placement, place_workers
 from enginebay_ray.session import Session
 
 __all__ = ["RayExecutor"]
 
-_SECONDS_TO_DROP = 5.0
+_SECONDS_TO_DROP: Final = 5.0
+_SECONDS_TO_EXPLAIN: Final = 2.0
+"""After a start's deadline, for asking Ray what it has instead of the place that it did not find."""
 
 
 class _Life:
@@ -65,7 +68,7 @@ class RayExecutor(Executor[RayOptions]):
         _LIVE.add(life)
         workers = len(spec.world.ranks)
         life.cluster = cluster.join(options.address, workers * options.cpus_per_worker, runtime, spec.deadline)
-        placement = place_workers(options, workers, max(0.0, spec.deadline - runtime.clock.now()))
+        placement = _placed(options, workers, runtime, spec.deadline)
         life.session = Session(runtime, spec, placement, _reporter(weakref.ref(self)))
         on_this_host = placement.is_on_one_node and options.transport == "auto"
         address = str(context.run_folder()) if on_this_host else cluster.own_address()
@@ -109,6 +112,19 @@ class RayExecutor(Executor[RayOptions]):
 
     def _session(self) -> Session | None:
         return self._life.session if self._life is not None else None
+
+
+def _placed(options: RayOptions, workers: int, runtime: Runtime, deadline: float) -> Placement:
+    """A place for each of the workers, also asked of a cluster that has gone."""
+    seconds = max(0.0, deadline - runtime.clock.now())
+
+    def place() -> Placement:
+        return place_workers(options, workers, seconds)
+
+    try:
+        return answer(runtime, "place", place, deadline + _SECONDS_TO_EXPLAIN, Placement.remove)
+    except TimeoutError:
+        raise StartFailed("Ray did not answer before the start's deadline: is the cluster still there?") from None
 
 
 _LIVE: Final[weakref.WeakSet[_Life]] = weakref.WeakSet()

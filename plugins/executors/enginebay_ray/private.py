@@ -1,7 +1,7 @@
 """What a Ray of our own leaves on the machine, and how all of it is found again: its folder, its token, its processes.
 
 Ray listens on all interfaces. A Ray of ours lets in only who has a token that it reads from a file of mode 0600; the
-path of that file is in the environment of each of its processes, which marks them as ours.
+path of that file is in the environment that its processes were started with, which marks them as ours.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from enginebay.runtime import Process, Spawner
+from enginebay_ray import guardian
+
 __all__ = ["PrivateFolder"]
 
 _LONGEST_SOCKET: Final = "/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _MAX_SOCKET_PATH: Final = 107
-_MODE, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
+_MODE: Final = "RAY_AUTH_MODE"
 _POLL_SECONDS: Final = 0.05
 
 
@@ -43,9 +46,9 @@ class PrivateFolder:
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """While Ray runs, this process's environment names the token; only this, never the token itself."""
-        before = {name: os.environ.get(name) for name in (_MODE, _PATH)}
-        os.environ[_MODE], os.environ[_PATH] = "token", str(self.token)
+        """While Ray is started, this process's environment names the token; only this, never the token itself."""
+        before = {name: os.environ.get(name) for name in (_MODE, guardian.TOKEN_PATH)}
+        os.environ[_MODE], os.environ[guardian.TOKEN_PATH] = "token", str(self.token)
         try:
             yield
         finally:
@@ -55,17 +58,25 @@ class PrivateFolder:
                 else:
                     os.environ[name] = value
 
+    def guard(self, spawner: Spawner) -> Process:
+        """Start a process that ends this Ray when ours is killed; end it when there is no more to guard."""
+        script = [sys.executable, "-I", "-S", guardian.__file__]
+        with open(os.devnull, "w") as nothing:
+            return spawner.worker(
+                [*script, str(os.getpid()), str(self.path), str(self.token)], env=os.environ, output=nothing.fileno()
+            )
+
     def processes(self) -> list[int]:
-        """The living processes of this Ray, but for our own."""
-        mark = f"{_PATH}={self.token}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError):  # it ended while we looked, or is not ours to look at
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        """The living processes of this Ray, but for ours and the guardian."""
+        return guardian.processes_of(self.path, self.token)
+
+    def is_served(self) -> bool:
+        """Whether the server of this Ray, without which the others are of no use, is running."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError):  # it ended while we looked
+                if b"/gcs_server\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return True
+        return False
 
     def end_processes(self, patience: float) -> None:
         """Return when all have ended: after ``patience`` seconds they are killed."""
@@ -73,8 +84,7 @@ class PrivateFolder:
         while alive := self.processes():
             if time.monotonic() >= until:
                 for pid in alive:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                    guardian.kill(pid, self.path, self.token)
             time.sleep(_POLL_SECONDS)
 
     def remove(self) -> None:

@@ -42,6 +42,9 @@ _RAYS_WORD_SECONDS: Final = 0.5
 _GOOD_END_SECONDS: Final = 2.0
 """How long a worker that was asked to end may take for it before its actor is killed."""
 
+_GIVE_BACK_SECONDS: Final = 3.0
+"""How long Ray may take to hear that actors and placement are no longer needed: it also sees it when we disconnect."""
+
 
 class Session:
     """The workers from their placement to their end. ``report`` is told of each that died without being asked to."""
@@ -179,7 +182,8 @@ class Session:
                 end_actors(actors)
                 self._placement.remove()
 
-        if not bounded(self._runtime, "end", give_back, max(deadline, self._runtime.clock.now() + 1.0)):
+        now = self._runtime.clock.now()
+        if not bounded(self._runtime, "end", give_back, min(max(deadline, now + 1.0), now + _GIVE_BACK_SECONDS)):
             _LOG.error(
                 "Ray did not take back %d actors and their placement in time; is the cluster there?", len(actors)
             )

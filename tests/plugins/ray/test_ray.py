@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import StartFailed
 from enginebay.interfaces import Kind
+from enginebay.telemetry import read_spans
 from enginebay.testing import ExecutorSuite
 from enginebay.testing._executor_driver import START_CALLS, ExecutorDriver
 from enginebay.testing._offer import offer
@@ -25,6 +28,7 @@ from enginebay_ray.door import load_ray
 from enginebay_ray.executor import RayExecutor
 from support import telling_runner
 from support.fake_engines import Installed, install
+from support.marks import install_marks, with_marks
 
 OPTIONS: dict[str, Any] = {"address": "auto", "env": ["PYTHONPATH"], "gpus_per_worker": 0}
 Drive = Callable[..., ExecutorDriver]
@@ -73,8 +77,13 @@ def told(driver: ExecutorDriver) -> list[dict[str, Any]]:
     return [json.loads(Path(f"{driver.closed}.{rank}").read_text()) for rank in (0, 1)]
 
 
-def free_cpus() -> float:
-    return float(load_ray().available_resources().get("CPU", 0.0))
+def wait_until_all_is_free() -> None:
+    """Ray takes a place back in its own time."""
+    ray = load_ray()
+    until = time.monotonic() + 60
+    while (free := ray.available_resources().get("CPU", 0.0)) != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < until, f"CPUs that are free: {free:g}"
+        time.sleep(0.02)
 
 
 def test_ranks_on_two_nodes_speak_to_the_engine_through_tcp(drive: Drive) -> None:  # X16
@@ -138,7 +147,7 @@ def test_bundles_can_be_named_in_a_group_that_exists(drive: Drive) -> None:  # X
 
 
 def test_a_place_that_cannot_be_had_is_told(drive: Drive) -> None:  # X16
-    before = free_cpus()
+    wait_until_all_is_free()  # what the tests before had
     driver = drive(cpus_per_worker=3, strategy="STRICT_PACK")
     driver.patience = 0.5
     with pytest.raises(StartFailed) as caught:
@@ -149,7 +158,7 @@ def test_a_place_that_cannot_be_had_is_told(drive: Drive) -> None:  # X16
     assert said.count("node ") == 2
     assert "free in all: CPU 8." in said
     driver.stop()
-    assert free_cpus() == before
+    wait_until_all_is_free()
 
 
 def test_the_environment_travels_and_the_working_directory_does_not(
@@ -205,16 +214,70 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]
         yield installed
 
 
-def test_a_whole_engine_survives_the_death_of_its_worker(fake: Installed) -> None:  # X4
-    config = {**fake.config(), "executor": {"use": "ray", "options": OPTIONS}}
+def test_a_whole_engine_survives_the_death_of_its_worker(
+    fake: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P6, X4
+    install_marks(tmp_path / "marks", monkeypatch)
+    config = with_marks(fake.config(), mark="seen") | {"executor": {"use": "ray", "options": OPTIONS}}
     with LLM(config) as llm:
         first = llm.generate("say:abcdef", SamplingParams(max_tokens=8))
-        (worker,) = [
-            p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == ["ray::RayWorker.serve"]
-        ]
+        before = json.loads(llm.collective_rpc("marks.where")[0])
+        worker = psutil.Process(before["pid"])
+        assert worker.cmdline()[0] == "ray::RayWorker.serve"
         worker.kill()
         until = time.monotonic() + 60
         while worker.is_running() and time.monotonic() < until:
             time.sleep(0.01)
         second = llm.generate("say:abcdef", SamplingParams(max_tokens=8))
+        after = json.loads(llm.collective_rpc("marks.where")[0])
     assert first[0].text == second[0].text == "abcdef"
+    assert after == before | {"pid": after["pid"]} == {**after, "mark": "seen", "rank": 0, "runner": "FakeRunner"}
+    assert after["pid"] != before["pid"]
+
+
+LIVES = """
+import json, os, sys
+from enginebay import LLM, SamplingParams
+
+config = json.loads(sys.argv[1])
+print(LLM(config).generate("say:abc", SamplingParams(max_tokens=4))[0].text, flush=True)  # it is dropped
+llm = LLM(config)
+import ray
+print(llm.generate("say:abc", SamplingParams(max_tokens=4))[0].text, flush=True)
+ray.shutdown()
+llm.close()
+print(ray.is_initialized(), flush=True)
+llm = LLM(config)  # it is never closed
+print(llm.generate("say:abc", SamplingParams(max_tokens=4))[0].text, flush=True)
+"""
+
+
+def test_a_process_that_forgets_its_engine_or_disconnects_ray_under_it(
+    fake: Installed, tmp_path: Path
+) -> None:  # X13, and the workers' spans are in the engine's trace
+    wait_until_all_is_free()
+    trace = tmp_path / "trace.jsonl"
+    config = {
+        **fake.config(),
+        "executor": {"use": "ray", "options": OPTIONS},
+        "telemetry": {"file": str(trace)},
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LIVES, json.dumps(config)],
+        env=fake.environ(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "abc\nabc\nFalse\nabc\n"), done.stderr
+    wait_until_all_is_free()
+    spans = list(read_spans(trace))
+    launches = [span for span in spans if span.name == "executor.launch"]
+    assert len(launches) == 3
+    for launch in launches[0::2]:  # Ray has killed the second one's worker
+        (init,) = [span for span in spans if span.parent_id == launch.span_id and span.name == "worker.init"]
+        assert init.resource["enginebay.role"] == "worker"
+        assert init.attributes["process.pid"] != launch.resource["process.pid"]
+        phases = {span.name for span in spans if span.parent_id == init.span_id}
+        assert phases >= {"worker.init_device", "worker.load_model", "worker.profile", "worker.warm_up"}
