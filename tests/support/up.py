@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from enginebay.runfolder import RunFolder
-from support.fake_engines import ENGINEBAY, Installed
+from support.fake_engines import Installed
+
+ENGINE = [
+    sys.executable,
+    "-P",
+    "-c",
+    "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from enginebay.cli import main; main()",
+]
+"""The command line in a process that heeds a hangup, also when the tests run under nohup."""
 
 SECONDS = 60.0
 """For what takes a second on a machine that is not busy."""
@@ -59,7 +68,7 @@ def up(
     log = folder / f"up-{len(list(folder.glob('up-*')))}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [*ENGINEBAY, "up", *fake.arguments(**options), *arguments],
+            [*ENGINE, "up", *fake.arguments(**options), *arguments],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -1,7 +1,8 @@
 """The checks of a runner that sleeps or takes other weights: afterwards it answers as before, or as they say.
 
-Other weights are the model's own with the sign of every number of its matrices turned, given as tensors; the model's
-own come back by the folder.
+Other weights are the model's own with the sign of every third number of its matrices turned, given as tensors; the
+model's own come back by the folder. To turn all of them would change no answer: each activation between two blocks
+then has the other sign, and the head, turned too, the same logits.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
 
 
 def _signs_turned(data: bytes, size: int) -> bytes:
-    """The sign is the highest bit of the last byte of each little-endian number."""
+    """Those of every third number. A sign is the highest bit of the last byte of a little-endian number."""
     turned = bytearray(data)
-    turned[size - 1 :: size] = bytes(byte ^ 0x80 for byte in turned[size - 1 :: size])
+    turned[size - 1 :: 3 * size] = bytes(byte ^ 0x80 for byte in turned[size - 1 :: 3 * size])
     return bytes(turned)

@@ -16,8 +16,10 @@ from typing import Any, Protocol
 import torch
 
 from enginebay.errors import ModelError
-from enginebay.models import check_layers, check_weights, one_line, read_config, weight_files
+from enginebay.models import check_weights, one_line, weight_files
 from enginebay.worker.buffers import recreate_buffers
+from enginebay.worker.loader_build import build_on_meta, detail, kept_in_float32
+from enginebay.worker.loader_checks import check_dtypes, check_shapes, drop_tied_copies, some
 from enginebay.worker.names import ExpertStacks, Place, find_place
 
 __all__ = ["FolderWeights", "WeightSource", "Whole", "WorldPart", "load_causal_lm", "map_tensors", "torch_dtype"]
@@ -30,11 +32,6 @@ _LEGACY_SUFFIXES = (
     ".attention.masked_bias",
 )
 """Buffers that old checkpoints carry and that the module makes itself."""
-_DTYPES = ("BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2")
-"""What safetensors calls the types that hold weights as they are; others need a rule to become numbers."""
-_EXPERTS = "grouped_mm"
-"""How transformers multiplies by experts: all tokens of an expert at once."""
-_MAX_DETAIL = 400
 
 
 class WorldPart(Protocol):
@@ -161,34 +158,34 @@ def load_causal_lm(
     """
     source = FolderWeights(folder) if weights is None else weights
     headers = {name: entry for name, entry in source.headers().items() if not name.endswith(_LEGACY_SUFFIXES)}
-    model = _build_on_meta(folder, architecture, attention, len(headers))
+    model = build_on_meta(folder, architecture, attention, len(headers))
     home, folder = folder, source.place
     own = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
     places = _find_places(model, own, headers)
     headers = {name: entry for name, entry in headers.items() if name in places}
-    _check_dtypes(folder, headers)
-    _check_shapes(folder, own, places, headers)
+    check_dtypes(folder, headers)
+    check_shapes(folder, own, places, headers)
     if unexpected := sorted(name for name, place in places.items() if place is None):
         raise ModelError(
-            one_line(f"{folder}: {len(unexpected)} weights have no place in {architecture}: {_some(unexpected)}; ")
+            one_line(f"{folder}: {len(unexpected)} weights have no place in {architecture}: {some(unexpected)}; ")
             + "config.json and the weights do not belong together"
         )
     target = torch.device(device)
     part = part or Whole()
     part.prepare(model)
     state = _read(source, model, own, places, part, torch_dtype(dtype), target)
-    _drop_tied_copies(model, state, folder)
+    drop_tied_copies(model, state, folder)
     try:
         model.load_state_dict(state, strict=False, assign=True)
     except RuntimeError as error:  # what the headers do not show
-        raise ModelError(f"{folder}: the weights do not fit config.json: {_detail(error)}") from error
+        raise ModelError(f"{folder}: the weights do not fit config.json: {detail(error)}") from error
     state.clear()
     model.tie_weights()
     recreate_buffers(model, target, home)
     missing = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     if missing:
         raise ModelError(
-            one_line(f"{folder}: {len(missing)} weights that {architecture} needs are missing: {_some(missing)}")
+            one_line(f"{folder}: {len(missing)} weights that {architecture} needs are missing: {some(missing)}")
         )
     model.eval()
     model.requires_grad_(requires_grad=False)
@@ -216,7 +213,7 @@ def _read(
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
     """The module's weights by its own names: mapped where they can stay as they are, stacked where they are merged."""
-    kept = _kept_in_float32(model, dtype)
+    kept = kept_in_float32(model, dtype)
     state: dict[str, torch.Tensor] = {}
     stacks = ExpertStacks()
     small = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
@@ -236,99 +233,10 @@ def _read(
             state[place.name] = tensor.to(device=device, dtype=wanted if tensor.is_floating_point() else None)
     if lacking := stacks.missing():
         raise ModelError(
-            one_line(f"{source.place}: {len(lacking)} stacks of experts are not whole: the file lacks {_some(lacking)}")
+            one_line(f"{source.place}: {len(lacking)} stacks of experts are not whole: the file lacks {some(lacking)}")
         )
     return state | stacks.stacks
 
 
 def _twice(folder: Path, name: str, place: str) -> str:
     return one_line(f"{folder}: {name} is {place} under another name, and the file has both; which of them counts?")
-
-
-def _kept_in_float32(model: Any, dtype: torch.dtype) -> re.Pattern[str] | None:
-    """The weights that transformers keeps in float32 at this dtype; None: no weight."""
-    names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ()) if dtype != torch.float32 else set()
-    if dtype == torch.float16:
-        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    return re.compile("|".join(rf"(?:^|\.){re.escape(name)}(?:$|\.)" for name in sorted(names))) if names else None
-
-
-def _build_on_meta(folder: Path, architecture: str, attention: str, num_tensors: int) -> Any:
-    import transformers
-
-    path, raw = folder / "config.json", read_config(folder)
-
-    model_class = getattr(transformers, architecture, None)
-    if model_class is None:
-        raise ModelError(f"transformers {transformers.__version__} has no model class named '{architecture}'")
-    try:
-        own = model_class.config_class.model_type
-        if raw.get("model_type") not in (None, own):
-            raise ModelError(one_line(f"{path}: model_type is '{raw['model_type']}', and {architecture} is of '{own}'"))
-        check_layers(path, raw.get("num_hidden_layers"), num_tensors)
-        config = model_class.config_class.from_pretrained(folder, local_files_only=True)
-        check_layers(path, config.num_hidden_layers, num_tensors)  # under whatever name the file has it
-        config._attn_implementation = attention
-        if model_class._can_set_experts_implementation():
-            config._experts_implementation = _EXPERTS
-        with torch.device("meta"):
-            return model_class(config)
-    except (ModelError, MemoryError):
-        raise
-    except Exception as error:  # transformers' own checks of a stranger's values raise errors of every kind
-        raise ModelError(f"{path}: {architecture} cannot be built from it: {_detail(error)}") from error
-
-
-def _check_dtypes(folder: Path, headers: Mapping[str, Mapping[str, Any]]) -> None:
-    odd = [f"{name} is {entry['dtype']}" for name, entry in headers.items() if entry["dtype"] not in _DTYPES]
-    if odd:
-        raise ModelError(
-            one_line(f"{folder}: {len(odd)} weights are of a dtype that is not floating-point: {_some(odd)}")
-        )
-
-
-def _check_shapes(
-    folder: Path,
-    own: Mapping[str, torch.Size],
-    places: Mapping[str, Place | None],
-    headers: Mapping[str, Mapping[str, Any]],
-) -> None:
-    wanted = {name: place.shape(own[place.name]) for name, place in places.items() if place is not None}
-    odd = [
-        f"{name} is {entry['shape']} instead of {wanted[name]}"
-        for name, entry in headers.items()
-        if name in wanted and entry["shape"] != wanted[name]
-    ]
-    if odd:
-        raise ModelError(one_line(f"{folder}: the weights do not fit config.json: {_some(odd)}"))
-
-
-def _drop_tied_copies(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """When the config ties two weights, one is kept, under the source's name; if the file has both, they are equal."""
-    if not getattr(model.config, "tie_word_embeddings", False):
-        return
-    for copy, source in getattr(model, "_tied_weights_keys", {}).items():
-        if copy in state and source not in state:
-            state[source] = state.pop(copy)
-        elif copy in state:
-            if not _same(state[copy], state[source]):
-                raise ModelError(f"{folder}: config.json ties {copy} to {source}, but the file has two different ones")
-            del state[copy]
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal numbers, or equal bits: NaN is no number, and a copy of it is a copy all the same."""
-    if torch.equal(one, other):
-        return True
-    one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(one, other)
-
-
-def _detail(error: Exception) -> str:
-    """What the error is and says, in one line that ends."""
-    return one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", _MAX_DETAIL)
-
-
-def _some(names: list[str], limit: int = 3) -> str:
-    shown = ", ".join(names[:limit])
-    return f"{shown}, …" if len(names) > limit else shown

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from enginebay.worker.buffers import recreate_buffers
-from enginebay.worker.loader import Whole, WorldPart, _build_on_meta, _kept_in_float32, torch_dtype
+from enginebay.worker.loader import Whole, WorldPart, torch_dtype
+from enginebay.worker.loader_build import build_on_meta, kept_in_float32
 
 __all__ = ["empty_causal_lm", "weights_of"]
 
@@ -21,10 +22,10 @@ def empty_causal_lm(
     folder: Path, *, architecture: str, dtype: str, device: str, attention: str, part: WorldPart | None = None
 ) -> Any:
     """As ``load_causal_lm``, from ``folder``'s config.json alone, whose ``ModelError`` it raises."""
-    model = _build_on_meta(folder, architecture, attention, sys.maxsize)  # how many tensors a file has nobody looks at
+    model = build_on_meta(folder, architecture, attention, sys.maxsize)  # how many tensors a file has nobody looks at
     (part or Whole()).prepare(model)
     target, wanted = torch.device(device), torch_dtype(dtype)
-    kept = _kept_in_float32(model, wanted)
+    kept = kept_in_float32(model, wanted)
     made: dict[int, torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 
 from enginebay.interfaces import NoOptions, RunnerContext
-from enginebay.messages import (
-    KVCacheSpec,
-    ModelRunnerOutput,
-    PromptLogprobs,
-    SchedulerOutput,
-    TokenLogprob,
-)
+from enginebay.messages import KVCacheSpec, ModelRunnerOutput, PromptLogprobs, SchedulerOutput, TokenLogprob
 from enginebay.worker import RequestTable, Row, ScheduledRow
 from enginebay.worker.loader import WeightSource, load_causal_lm, torch_dtype
 from enginebay.worker.loader_empty import empty_causal_lm, weights_of

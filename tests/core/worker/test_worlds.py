@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,23 +14,29 @@ from enginebay.messages import RankPlace, WorkerInfo, WorldPlan
 from enginebay.runtime import Entropy
 from enginebay.worker.distributed import join_world
 from support.rank_models import world_of
-from support.ranks import Ranks, run_ranks
+from support.ranks import Herd
 from support.scripted_device import ScriptedDevice
 
 pytestmark = pytest.mark.timeout(300)
 FOUR = world_of(2, 2)
 
 
-def test_four_ranks_meet_in_their_groups_and_listen_on_loopback_alone(tmp_path: Path) -> None:
-    told = run_ranks("support.rank_worlds:meet", 4, {"sizes": [2, 2]}, tmp_path)
+@pytest.fixture(scope="module")
+def herd() -> Iterator[Herd]:
+    with Herd("support.rank_worlds", "enginebay_runner_v1.collectives", "enginebay.worker.device") as made:
+        yield made
+
+
+def test_four_ranks_meet_in_their_groups_and_listen_on_loopback_alone(herd: Herd, tmp_path: Path) -> None:
+    told = herd.run("support.rank_worlds:meet", 4, {"sizes": [2, 2]}, tmp_path)
     expected = [[1111.0, 11.0, 101.0], [1111.0, 11.0, 1010.0], [1111.0, 1100.0, 101.0], [1111.0, 1100.0, 1010.0]]
     assert [one["sums"] for one in told] == [sums * 2 for sums in expected]
     assert {ip for one in told for ip in one["listening"]} == {"127.0.0.1"}
     assert all(one["left"] and one["environ"] is None for one in told)
 
 
-def test_a_world_of_an_owner_is_used_and_left_to_it(tmp_path: Path) -> None:
-    told = run_ranks("support.rank_worlds:meet_as_owned", 2, None, tmp_path)
+def test_a_world_of_an_owner_is_used_and_left_to_it(herd: Herd, tmp_path: Path) -> None:
+    told = herd.run("support.rank_worlds:meet_as_owned", 2, None, tmp_path)
     for rank, one in enumerate(told):
         assert (one["in"], one["after"]) == (2.0, 2.0)
         assert one["refused"] == (
@@ -40,25 +46,17 @@ def test_a_world_of_an_owner_is_used_and_left_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "leave", "hang"])
-def test_the_loss_of_a_peer_is_an_error_that_names_it(tmp_path: Path, how: str) -> None:
+def test_the_loss_of_a_peer_is_an_error_that_names_it(herd: Herd, tmp_path: Path, how: str) -> None:
     """A killed one, one that failed and left, one that does not answer within the collective's time."""
-    timeout = 4.0 if how == "hang" else 120.0
+    timeout = 2.0 if how == "hang" else 120.0
     argument = {"how": how, "timeout": timeout}
-    with Ranks("support.rank_worlds:lose_one", 2, argument, tmp_path) as ranks:
-        assert ranks.processes[0].wait(100) == 0, ranks.log(0)
-        told = ranks_answer(ranks)
+    with herd.ranks("support.rank_worlds:lose_one", 2, argument, tmp_path) as ranks:
+        told = ranks.answer(0, 100)
     assert told["told"].startswith(
         "rank 1 was lost to rank 0 in a collective (sum of a layer's parts): it has ended, failed, or is stuck: "
     )
     assert "\n" not in told["told"]
     assert told["left"]
-
-
-def ranks_answer(ranks: Ranks) -> dict[str, Any]:
-    import json
-
-    answer: dict[str, Any] = json.loads(ranks.outs[0].read_text())
-    return answer
 
 
 def test_a_rank_whose_peers_do_not_come_says_so(tmp_path: Path) -> None:
@@ -127,7 +125,7 @@ def test_one_rank_and_ranks_of_an_owner_need_no_place() -> None:
     assert rendezvous.open(WorldPlan(ranks=FOUR.ranks, own_ranks=(2,)), workers("a"), 0) == "env"
 
 
-def test_across_hosts_they_meet_at_a_store_on_one_address_of_ours(tmp_path: Path) -> None:
+def test_across_hosts_they_meet_at_a_store_on_one_address_of_ours(herd: Herd, tmp_path: Path) -> None:
     """One that the ranks reach, with the port open on no other address; gone when it is closed."""
     rendezvous = Rendezvous(lambda: tmp_path, Entropy(1))
     place = rendezvous.open(FOUR, workers(socket.gethostname(), "elsewhere", address="127.0.0.1"), 2)
@@ -136,7 +134,7 @@ def test_across_hosts_they_meet_at_a_store_on_one_address_of_ours(tmp_path: Path
     port = int(place.split(":")[2].partition("/")[0])
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", port), timeout=5)
-    told = run_ranks("support.rank_worlds:meet", 2, {"sizes": [2, 1], "rendezvous": place}, tmp_path / "ranks")
+    told = herd.run("support.rank_worlds:meet", 2, {"sizes": [2, 1], "rendezvous": place}, tmp_path / "ranks")
     assert [one["sums"] for one in told] == [[11.0, 11.0, 1.0] * 2, [11.0, 11.0, 10.0] * 2]
     rendezvous.close()
     with pytest.raises(OSError, match="refused"):

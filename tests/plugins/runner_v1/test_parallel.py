@@ -1,11 +1,12 @@
 """Runner v1 on several ranks: the tokens of one, from a part of the weights and of the cache on each.
 
-The short form runs models of each kind of split; ``-m soak`` all of them, and two times two ranks.
+The short form runs models of each kind of split; ``-m soak`` all of them, and more ranks. test_split_logits.py has the
+numbers of all of them in the suite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,29 +18,33 @@ from enginebay.testing import start_runner
 from enginebay_runner_v1.known_parallel import NO_STAGES, NO_TENSOR_RANKS
 from support.parity import Reference, Verdict
 from support.rank_models import PROMPTS, run_one
-from support.ranks import run_ranks
+from support.ranks import Herd
 from support.tiny_models import FAMILIES
 
 Tiny = Callable[[str], Path]
 
 KINDS = {
     "llama": "tied, KV heads shared out",
-    "llama-rope-llama3": "biases everywhere",
     "llama-one-kv-head": "one KV head on both ranks",
-    "cohere": "norms with a row for each head",
     "gemma2": "scaled embedding, caps, windows of some layers",
     "gpt-neox": "queries, keys and values in one projection",
     "olmo2": "attention whole on every rank",
-    "phi3": "fused projections",
     "deepseek-v2": "latent attention and experts",
-    "granite-swa": "a sink for each head, a scaled embedding",
 }
 """Family → what it has that others do not."""
 RUN = "support.rank_models:run_models"
-GREEDY = {"max_tokens": 12, "ignore_eos": True}
+GREEDY = {"max_tokens": 16, "ignore_eos": True}
 REST = [name for name in FAMILIES if name not in KINDS]
+GROUPS = {"kinds": [*KINDS], **{f"rest-{part}": REST[part::4] for part in range(4)}}
+"""What one pair of processes runs: a start takes longer than a model."""
 
 pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def herd() -> Iterator[Herd]:
+    with Herd("support.rank_models", "enginebay_runner_v1.runner", "enginebay.worker.device") as made:
+        yield made
 
 
 def can(family: str, refused: dict[str, str]) -> bool:
@@ -59,17 +64,19 @@ class Told:
         return {f: [rank[name] for rank in self.ranks] for f, name in names.items() if name in self.ranks[0]}
 
 
-@pytest.fixture(scope="module", params=[[*KINDS], pytest.param(REST, marks=pytest.mark.soak)], ids=["kinds", "rest"])
-def told(request: pytest.FixtureRequest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """All of it in one pair of processes: a start takes longer than a model."""
+@pytest.fixture(
+    scope="module", params=[name if name == "kinds" else pytest.param(name, marks=pytest.mark.soak) for name in GROUPS]
+)
+def told(herd: Herd, request: pytest.FixtureRequest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    families = GROUPS[request.param]
     jobs: list[list[Any]] = []
-    for family in request.param:
+    for family in families:
         if can(family, NO_TENSOR_RANKS):
             jobs.append([f"{family} tp", str(tiny(family)), 2, 1, {}, [GREEDY]])
         if can(family, NO_STAGES):
             jobs.append([f"{family} pp", str(tiny(family)), 1, 2, {}, [GREEDY]])
     folder = tmp_path_factory.mktemp("ranks")
-    return Told(request.param, run_ranks(RUN, 2, {"joined": [2, 1], "jobs": jobs}, folder, 600))
+    return Told(families, herd.run(RUN, 2, {"joined": [2, 1], "jobs": jobs}, folder, 600))
 
 
 @pytest.mark.parametrize("way", ["tp", "pp"])
@@ -105,7 +112,7 @@ def test_each_stage_has_its_layers_and_their_cache(told: Told) -> None:
         assert first["bytes_per_block"] * len(second["layers"]) == second["bytes_per_block"] * len(first["layers"])
 
 
-def test_draws_penalties_and_logprobs_are_those_of_one_rank(tiny: Tiny, tmp_path: Path) -> None:
+def test_draws_penalties_and_logprobs_are_those_of_one_rank(herd: Herd, tiny: Tiny, tmp_path: Path) -> None:
     """On every rank of the stage that draws; the others know the tokens."""
     sampling: list[dict[str, Any]] = [
         {"max_tokens": 10, "temperature": 1.0, "top_p": 0.9, "ignore_eos": True, "logprobs": 2},
@@ -113,7 +120,7 @@ def test_draws_penalties_and_logprobs_are_those_of_one_rank(tiny: Tiny, tmp_path
     ]
     folder = tiny("llama-rope-llama3")
     jobs = [["tp", str(folder), 2, 1, {}, sampling], ["pp", str(folder), 1, 2, {}, sampling]]
-    ranks = run_ranks(RUN, 2, {"joined": [2, 1], "jobs": jobs}, tmp_path)
+    ranks = herd.run(RUN, 2, {"joined": [2, 1], "jobs": jobs}, tmp_path)
     with start_runner("v1", folder) as started:
         alone = run_one(started.runner, [SamplingParams(**params) for params in sampling])
     for way in ("tp", "pp"):
@@ -127,14 +134,14 @@ def test_draws_penalties_and_logprobs_are_those_of_one_rank(tiny: Tiny, tmp_path
     assert ranks[0]["pp"]["logprobs"] == ranks[0]["pp"]["prompt_logprobs"] == {}
 
 
-def test_batch_invariance_holds_within_one_size(tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["tensor", pytest.param("stages", marks=pytest.mark.soak)])
+def test_batch_invariance_holds_within_one_size(herd: Herd, tiny: Tiny, tmp_path: Path, way: str) -> None:
     """The check of the whole model at warm-up passes on both ranks of either kind, over sums in a fixed order."""
-    options = {"batch_invariant": True}
-    jobs = [[way, str(tiny("llama")), *sizes, options, [GREEDY]] for way, sizes in (("tp", (2, 1)), ("pp", (1, 2)))]
-    first, second = run_ranks(RUN, 2, {"joined": [2, 1], "jobs": jobs}, tmp_path)
-    for way in ("tp", "pp"):
-        assert first[way]["tokens"] == second[way]["tokens"]
-        assert "batch_invariant" in first[way]["in_force"]
+    sizes = [2, 1] if way == "tensor" else [1, 2]
+    jobs = [[way, str(tiny("llama")), *sizes, {"batch_invariant": True}, [GREEDY]]]
+    first, second = herd.run(RUN, 2, {"joined": sizes, "jobs": jobs}, tmp_path)
+    assert first[way]["tokens"] == second[way]["tokens"]
+    assert "batch_invariant" in first[way]["in_force"]
 
 
 def test_what_is_in_force_says_the_split(told: Told) -> None:
@@ -145,18 +152,18 @@ def test_what_is_in_force_says_the_split(told: Told) -> None:
         "gpt-neox": "3+3 query heads, 3+3 KV heads",
         "olmo2": "2 ranks, attention whole on each",
     }
-    assert words.items() >= expected.items() or told.families == REST
+    assert words.items() >= expected.items() or told.families != GROUPS["kinds"]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), (3, 1), (1, 3)])
 def test_more_ranks(
-    tiny: Tiny, reference_of: Callable[[str], Reference], tmp_path: Path, tensor: int, pipeline: int
+    herd: Herd, tiny: Tiny, reference_of: Callable[[str], Reference], tmp_path: Path, tensor: int, pipeline: int
 ) -> None:
     """Both ways at once; and three ranks, of which two share a KV head and its six query heads unevenly."""
     families = ("llama", "llama-rope-llama3", "gemma2", "mixtral")
     jobs = [[family, str(tiny(family)), tensor, pipeline, {}, [GREEDY]] for family in families]
-    ranks = run_ranks(RUN, tensor * pipeline, {"joined": [tensor, pipeline], "jobs": jobs}, tmp_path)
+    ranks = herd.run(RUN, tensor * pipeline, {"joined": [tensor, pipeline], "jobs": jobs}, tmp_path)
     for family in families:
         for told in ranks:
             assert told[family]["tokens"] == ranks[0][family]["tokens"]

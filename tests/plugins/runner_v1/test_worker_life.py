@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from opentelemetry import trace
+from safetensors.torch import load_file
 
 from enginebay import LLM, SamplingParams
 from enginebay.config import load
@@ -208,6 +209,10 @@ def test_a_group_grows_without_a_file(tiny: Tiny, start: Starter, mode: str, tmp
     assert list(one) == list(two)
     for name, tensor in one.items():
         assert torch.equal(_bits(tensor), _bits(two[name])), name
+    on_disk = load_file(tmp_path / "model.safetensors")
+    for name in two.keys() & on_disk.keys():
+        assert torch.equal(_bits(two[name]), _bits(on_disk[name])), name
+    assert len(two.keys() & on_disk.keys()) > 10 if mode == "experts" else two.keys() == on_disk.keys()
     assert {path.name for path in _run_folder(second).iterdir() if path.name.startswith("peer")} == set()
 
 
