@@ -53,7 +53,7 @@ def test_the_probe_sees_what_is_imported(tmp_path: Path) -> None:
         "import enginebay.interfaces, enginebay.hookspecs, enginebay.messages, enginebay.runtime, enginebay.tracing",
         "import enginebay.plugins, enginebay.config, enginebay.scheduling, enginebay.kvcache, enginebay.text",
         "import enginebay.models, enginebay.worker, enginebay.transport, enginebay.telemetry",
-        "import enginebay_external_launcher.plugin",
+        "import enginebay_external_launcher.plugin, enginebay_mp.plugin, enginebay_ray.plugin",
         "import enginebay_uni.plugin, enginebay_runner_v1.plugin, enginebay_fcfs.plugin",
         """
 from enginebay.config import TelemetryConfig
@@ -73,8 +73,11 @@ def test_imports_stay_light(code: str, tmp_path: Path) -> None:  # P9
         ["--version"],
         ["generate", "--help"],
         ["chat", "--help"],
+        ["up", "--help"],
+        ["stop", "--help"],
         ["plugins"],
         ["describe", "executor", "uni"],
+        ["describe", "executor", "ray"],
         ["describe", "runner", "v1"],
         ["describe", "scheduler", "fcfs"],
         ["config", "schema"],

@@ -31,8 +31,8 @@ def salt_is_no_part_of_a_blocks_name(patch: Patch) -> None:
     """Requests of different salts share blocks."""
     import enginebay.kvcache._manager as module
 
-    def root(salt: str, adapter: str) -> bytes:
-        found: bytes = original("", adapter)
+    def root(salt: str, adapter: str, weights: str) -> bytes:
+        found: bytes = original("", adapter, weights)
         return found
 
     original = patch(module, "_root", root)

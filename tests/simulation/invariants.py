@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.engine.core import EngineCore
-from enginebay.kvcache._manager import KVSequence
+from enginebay.kvcache import KVSequence
 from enginebay.messages import SchedulerOutput
 from enginebay.scheduling import MechanicsScheduler
 from simulation.plan import Plan

@@ -17,7 +17,7 @@ from enginebay.cli._style import columns, printable
 def command(address: str | None, keys: Path | None) -> None:
     """Say how the engine at ADDRESS stands; without it, the only one of this user.
 
-    Exit codes: 0, 2 when several engines run or the keys are wrong, 70 when none answers.
+    Exit codes: 0, 2 when several engines run or the keys are refused, 70 when none answers (to these keys).
 
     \b
     Examples:

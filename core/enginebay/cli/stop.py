@@ -30,8 +30,8 @@ _LOOK_SECONDS = 0.05
 def command(ctx: click.Context, address: str | None, drain: bool, keys: Path | None) -> None:
     """Stop the engine at ADDRESS; without it, the only one of this user. Its unfinished requests are aborted.
 
-    Exit codes: 0, 1 when requests were unfinished after --drain, 2 when several engines run or the keys are wrong, 70
-    when none answers.
+    Exit codes: 0, 1 when requests were unfinished after --drain, 2 when several engines run or the keys are refused,
+    70 when none answers (to these keys).
 
     \b
     Examples:

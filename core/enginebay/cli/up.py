@@ -19,7 +19,7 @@ from enginebay.cli._options import config_options, resolve
 from enginebay.cli._signals import INTERRUPTED, TERMINATED
 from enginebay.cli._style import columns, printable
 from enginebay.cli._trace_file import with_trace
-from enginebay.config import ServerConfig
+from enginebay.config import EngineConfig
 
 if TYPE_CHECKING:
     from enginebay.engine.front.front import Front
@@ -75,7 +75,8 @@ def command(
     """
     if trace is not None:
         sets = with_trace(trace, config, sets)
-    server = resolve(config, sets).config.server
+    resolved = resolve(config, sets).config
+    server = resolved.server
     with ExitStack() as stack:
         door = stack.enter_context(_door(address or server.address, keys or server.keys))
         with _loading():
@@ -85,7 +86,7 @@ def command(
             front = Front.open(config, sets)
         stack.callback(front.close)
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        service = stack.enter_context(_service(front, door, server, signals))
+        service = stack.enter_context(_service(front, door, resolved, signals))
         _catch(signals)
         _say_ready(front, door, time.monotonic() - begun)
         code = _run(front, service, signals)
@@ -123,7 +124,7 @@ def _door(address: str | None, keys: Path | None) -> Iterator[FrontDoor]:
 
 @contextmanager
 def _service(
-    front: Front, door: FrontDoor, server: ServerConfig, signals: queue.SimpleQueue[int]
+    front: Front, door: FrontDoor, config: EngineConfig, signals: queue.SimpleQueue[int]
 ) -> Iterator[EngineService]:
     from enginebay.engine.service.service import EngineService, Served
 
@@ -132,8 +133,10 @@ def _service(
         tokenizer=front.tokenizer_path,
         in_force=front.in_force,
         limits=front.client.limits,
-        stall=server.stall,
-        resume=server.resume,
+        deadlines=config.deadlines,
+        stall=config.server.stall,
+        resume=config.server.resume,
+        groups=config.parallel.data_parallel_size,
     )
     service = EngineService(front.client, door, served, front.runtime, on_stop=lambda: signals.put(_STOP))
     service.start()

@@ -23,6 +23,7 @@ Exchange = Callable[[str, bytes, float], tuple[bytes, ...]]
 """``Executor.exchange``."""
 
 _SAME: Final = "every rank must be given the same requests, in the same order, between the same steps"
+"""Which holds for commands, too."""
 
 T = TypeVar("T")
 
@@ -43,11 +44,15 @@ class _Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Schedules(msgspec.Struct, frozen=True):
-    """The schedules since the last comparison: steps ``first``, ``first + 1``, …; ``now`` is the rank's clock."""
+    """The schedules since the last comparison: steps ``first``, ``first + 1``, …; ``now`` is the rank's clock.
+
+    ``weights``: which ones the rank computes them with. They change where nothing is left to compare.
+    """
 
     first: int
     steps: list[_Step]
     now: float
+    weights: str = ""
 
 
 class Agreement:
@@ -63,6 +68,7 @@ class Agreement:
         self._timeout = timeout
         self._first = 0
         self._steps: list[_Step] = []
+        self._weights = ""
 
     def open(self, entropy: Entropy, terms: Mapping[str, str], deadline: float) -> Entropy:
         """The entropy that all ranks have: rank 0's draw. Raises ``StartFailed`` naming a term that differs."""
@@ -87,12 +93,15 @@ class Agreement:
         fewest = min(num for num, _ in counts)
         return fewest, max(each for _, each in counts), [num for num, _ in counts].index(fewest)
 
-    def note(self, sent: SchedulerOutput) -> None:
+    def note(self, sent: SchedulerOutput, weights: str = "") -> None:
         """A step is about to be sent. Where comparing is due, the ranks meet before anything of it is computed.
+
+        ``weights`` says in words which ones are in force here.
 
         It is due every so many steps, and before any whose batch is not the last one's: there ranks can begin to
         differ, and a collective of vectors of different sizes may end the process (Gloo aborts it).
         """
+        self._weights = weights
         digest = hashlib.blake2b(msgspec.msgpack.encode(sent), digest_size=8).digest()
         self._steps.append(_Step(digest, len(sent.num_scheduled_tokens), sent.total_num_scheduled_tokens))
         changed = sent.new or sent.resumed or sent.preempted or sent.finished
@@ -134,7 +143,7 @@ class Agreement:
             ) from None
 
     def _compare(self, timeout: float) -> None:
-        mine = _Schedules(self._first, self._steps, self._clock.now())
+        mine = _Schedules(self._first, self._steps, self._clock.now(), self._weights)
         self._first, self._steps = self._first + len(self._steps), []
         everyone = self._told("schedules", mine, _Schedules, self._clock.now() + timeout)
         self.now = everyone[0].now
@@ -156,7 +165,8 @@ class Agreement:
 
 
 def _difference(everyone: Sequence[_Schedules]) -> str | None:
-    """The first step in which a rank's schedule is not rank 0's, in words that are the same on every rank."""
+    """The first step in which a rank's schedule is not rank 0's, in words that are the same on every rank; or weights
+    that are not rank 0's."""
     steps = [told.steps for told in everyone]
     for index in range(max(map(len, steps))):
         at = [told[index] if index < len(told) else None for told in steps]
@@ -164,6 +174,9 @@ def _difference(everyone: Sequence[_Schedules]) -> str | None:
             if one != at[0]:
                 step = everyone[0].first + index
                 return f"the schedules of the ranks differ from step {step} on: {_both(at[0], rank, one)}"
+    for rank, told in enumerate(everyone):
+        if told.weights != everyone[0].weights:
+            return f"the ranks have different weights: rank 0 {everyone[0].weights}, and rank {rank} {told.weights}"
     return None
 
 

@@ -1,30 +1,26 @@
-"""The client of a core in the same process: checks requests in the caller's thread, and collects what comes back."""
+"""The client of a core in the same process: checks requests in the caller's thread, and hands them to the loop."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_id, check_size, validate
+from enginebay.engine.collector import LOOK_SECONDS, Tracked
 from enginebay.engine.control.tensors import Command
 from enginebay.engine.core import EngineCore
 from enginebay.engine.loop import Abort, Add, AddMany, Do, EngineLoop, ReadStats, Sink, Stop
 from enginebay.engine.parts import EngineStats
-from enginebay.engine.port import EnginePort
-from enginebay.engine.sinks import PendingDelta
+from enginebay.engine.port import patience
 from enginebay.engine.spans import TEXT_COMPLETION
 from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, UnknownRequest, WorkerHung
-from enginebay.messages import ControlDone, ReadStatus, RequestOutput, SamplingParams
+from enginebay.messages import ControlDone, ReadStatus, SamplingParams
 
-__all__ = ["LOOK_SECONDS", "Collector", "InProcessClient"]
-
-LOOK_SECONDS = 5.0
-"""How long one who waits for the engine sleeps before looking whether it is there at all."""
+__all__ = ["InProcessClient"]
 
 _UNWIND_SECONDS = 1.0
 """How long the loop's thread may take to tell everybody and end, once its workers were cut off."""
@@ -53,7 +49,7 @@ class InProcessClient:
         self._on_end = on_end
         self._on_request_end = on_request_end
         self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
-        self._live: dict[str, _Tracked] = {}
+        self._live: dict[str, Tracked] = {}
         self._stop_deadline: float | None = None
         self._pid = os.getpid()
         self._thread_id: int | None = None
@@ -130,7 +126,7 @@ class InProcessClient:
         self.check_alive()
         with self._lock:
             self._check_free([ask.request_id for ask, _ in asks])
-            tracked = [_Tracked(self, ask, sink) for ask, sink in asks]
+            tracked = [Tracked(ask, sink, self._forget) for ask, sink in asks]
             self._live.update((one.request_id, one) for one in tracked)
         adds = tuple(Add(ask=ask, sink=one, operation=operation) for (ask, _), one in zip(asks, tracked, strict=True))
         try:
@@ -204,10 +200,10 @@ class InProcessClient:
         if answer.done():
             return
         self.check_alive()
-        patience = 2 * self._step_timeout + self._stop_timeout  # a step is two calls at most
-        if self._core.runtime.clock.now() - asked > patience:
+        seconds = patience(self._step_timeout, self._stop_timeout)
+        if self._core.runtime.clock.now() - asked > seconds:
             raise WorkerHung(
-                f"the engine has not said how it stands for {patience:g} s: a step, or the scheduler, does not come to "
+                f"the engine has not said how it stands for {seconds:g} s: a step, or the scheduler, does not come to "
                 "its end ([deadlines] step)"
             )
 
@@ -229,7 +225,7 @@ class InProcessClient:
         """Seconds of the engine's clock."""
         return self._core.runtime.clock.now()
 
-    def _forget(self, tracked: _Tracked) -> None:
+    def _forget(self, tracked: Tracked) -> None:
         """The request has ended; its id is free."""
         with self._lock:
             if self._live.get(tracked.request_id) is not tracked:
@@ -273,70 +269,3 @@ class InProcessClient:
         if not self._loop.join(max(0.0, deadline - clock.now())):
             self._core.cut()
             self._loop.join(_UNWIND_SECONDS)
-
-
-class _Tracked:
-    """A sink that gives the id back to the client when all choices of the request have ended."""
-
-    def __init__(self, client: InProcessClient, ask: Ask, sink: Sink) -> None:
-        self._client, self.request_id, self.sink = client, ask.request_id, sink
-        self._unfinished = ask.params.n
-
-    def put(self, output: RequestOutput) -> None:
-        if output.finish_reason is not None:
-            self._unfinished -= 1
-            if not self._unfinished:
-                self._client._forget(self)
-        self.sink.put(output)
-
-    def fail(self, error: EnginebayError) -> None:
-        self._client._forget(self)
-        self.sink.fail(error)
-
-
-class Collector:
-    """Collects the outputs of some requests for one thread that waits for them.
-
-    ``only_ends``: the thread is woken when a choice of a request has ended, not at each delta.
-    """
-
-    def __init__(self, *, only_ends: bool = False) -> None:
-        self._only_ends = only_ends
-        self._condition = threading.Condition()
-        self._pending: dict[tuple[str, int], PendingDelta] = {}
-        self._ready: list[tuple[str, int]] = []
-        self._error: EnginebayError | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        """Called by the loop."""
-        with self._condition:
-            key = output.request_id, output.choice
-            pending = self._pending.setdefault(key, PendingDelta())
-            is_news = (not pending and not self._only_ends) or (self._only_ends and output.finish_reason is not None)
-            pending.add(output)
-            if is_news:
-                self._ready.append(key)
-                self._condition.notify()
-
-    def fail(self, error: EnginebayError) -> None:
-        """Called by the loop; the first error is the one that is told."""
-        with self._condition:
-            self._error = self._error or error
-            self._condition.notify()
-
-    def wait(self, client: EnginePort) -> list[RequestOutput]:
-        """What has come since the last time, one merged delta per choice; waits until there is something.
-
-        Raises the engine's end once everything that came before it was taken.
-        """
-        if not client.is_of_this_process:  # the lock may belong to a thread that was not forked along
-            client.check_alive()
-        with self._condition:
-            while not self._ready and self._error is None:
-                client.check_alive()
-                self._condition.wait(LOOK_SECONDS)
-            if not self._ready:
-                assert self._error is not None
-                raise copy.copy(self._error)  # one of its own for each that waits, without the traceback
-            ready, self._ready = self._ready, []
-            return [self._pending.pop(key).take() for key in ready]

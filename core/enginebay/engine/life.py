@@ -19,13 +19,14 @@ class Life:
 
     ``missing``: what sleep of ``level`` gave away and ``wake_up`` has not brought back. ``path`` is the folder that the
     weights in force were read from, "" for the model's own; ``given``: they came as tensors, which nobody has kept.
-    ``updating``: tensors are on their way. ``void``: why there are no weights that a request could be answered with.
+    ``updating``: the number of the update whose tensors are on their way; 0: none are. ``void``: why there are no
+    weights that a request could be answered with.
     """
 
     draining: bool = False
     level: int = 0
     missing: frozenset[str] = frozenset()
-    updating: bool = False
+    updating: int = 0
     path: str = ""
     version: str = ""
     given: bool = False
@@ -59,6 +60,11 @@ class Life:
     def named(self) -> str:
         """`` (version 'x')`` with a leading space, or nothing."""
         return f" (version '{self.version}')" if self.version else ""
+
+    @property
+    def weights_words(self) -> str:
+        """Where the weights in force are from, and their version."""
+        return (self.path or ("tensors that were given" if self.given else "the model's own")) + self.named
 
     @property
     def weights_key(self) -> str:

@@ -98,7 +98,7 @@ class Pipeline:
         )
         self.in_flight.append(flight)
         if self._parts.agreement is not None:
-            self._parts.agreement.note(sent)
+            self._parts.agreement.note(sent, self._parts.life.weights_words)
         flight.call = self._execution.send(sent, "" if trace is None else tracing.traceparent(trace.execute))
         flight.grammar = self._scheduler.get_grammar_bitmask(scheduled)
         self._requests.link_step(flight)

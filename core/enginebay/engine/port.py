@@ -6,13 +6,29 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from enginebay.config import DeadlinesConfig
 from enginebay.engine.admission.admit import AdmissionLimits, Ask
 from enginebay.engine.control.tensors import Command
 from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
 from enginebay.messages import ControlDone, SamplingParams
 
-__all__ = ["EnginePort"]
+__all__ = ["EnginePort", "command_patience", "patience"]
+
+
+def patience(step_timeout: float, stop_timeout: float) -> float:
+    """Seconds after which a question will not be answered: a step is two calls at most, and then it may stop."""
+    return 2 * step_timeout + stop_timeout
+
+
+def command_patience(deadlines: DeadlinesConfig, groups: int) -> float:
+    """Seconds after which a command without a timeout of its own will not be answered.
+
+    The longest are a drain, and an update of the weights: two calls that may load, and two more that take it back. One
+    group does it after the other.
+    """
+    longest = max(deadlines.drain, 2 * deadlines.load_model + 2 * deadlines.call)
+    return patience(deadlines.step, deadlines.stop) + deadlines.recovery + groups * longest
 
 
 class EnginePort(Protocol):

@@ -113,7 +113,8 @@ class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
 
     ``model`` is without its config; ``tokenizer`` is the folder or file that the engine's config names, or "".
     ``host`` and ``boot`` tell whether ``pid`` can be looked for where the front end runs. ``control_port``: where the
-    socket for control listens, over TCP. ``patience``: seconds after which a question has no answer to wait for.
+    socket for control listens, over TCP. ``patience``: seconds after which a question has no answer to wait for;
+    ``command_patience``: the same of a command, beside ``groups`` times the timeout that it has itself.
     """
 
     session: str
@@ -128,6 +129,8 @@ class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
     known: tuple[str, ...] = ()
     control_port: int = 0
     patience: float = 660.0
+    command_patience: float = 3000.0
+    groups: int = 1
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):

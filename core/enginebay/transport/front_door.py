@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from enginebay.errors import ConfigError
 from enginebay.transport.curve import Gate, secure_server
 from enginebay.transport.front_address import FrontAddress
+from enginebay.transport.front_guard import WAIT_SECONDS, FrontGuard
 from enginebay.transport.front_keys import ALL_ROLES, Role, ServerKeys
 
 __all__ = ["MAX_FRONT_BYTES", "Arrival", "FrontDoor", "Peer", "Sent"]
@@ -73,6 +75,8 @@ class FrontDoor:
         self._keys = keys
         self.num_dropped = 0
         """Messages that were no message: of a wrong number of parts."""
+        self.num_cut_off = 0
+        """Connections that were ended for a message without an end."""
         with contextlib.ExitStack() as undo:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._wake)
@@ -85,11 +89,20 @@ class FrontDoor:
             self._poller = zmq.Poller()
             self._poller.register(self._wake, zmq.POLLIN)
             self._data, self._data_events, self.address = self._listen(undo, context, address)
-            self._control, _, self.control_address = self._listen(undo, context, self.address.control())
+            self._control, self._control_events, self.control_address = self._listen(
+                undo, context, self.address.control()
+            )
+            self._guards = {
+                is_control: FrontGuard(bound.port, MAX_FRONT_BYTES)
+                for is_control, bound in ((False, self.address), (True, self.control_address))
+                if not bound.is_local
+            }
+            self._heard: dict[bool, set[int]] = {False: set(), True: set()}
             self._undo = undo.pop_all()
 
     def receive(self, seconds: float) -> tuple[list[Arrival], bool]:
         """What has come, after at most so many seconds or a ``wake``; and whether somebody has left."""
+        seconds = min(seconds, WAIT_SECONDS) if self._guards else seconds
         ready = dict(self._poller.poll(max(0, int(seconds * 1000))))
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
@@ -98,11 +111,25 @@ class FrontDoor:
         for socket in (self._control, self._data):
             if socket in ready:
                 arrivals += self._take(socket)
-        left = False
-        while self._data_events in ready and self._data_events.poll(0):
-            self._data_events.recv_multipart()
-            left = True
+        self._happened(is_control=True)
+        left = self._happened(is_control=False)
+        if len(arrivals) < _MOST_AT_ONCE:  # then nothing waits to be taken
+            for is_control, guard in self._guards.items():
+                self.num_cut_off += guard.look(self._heard[is_control])
+                self._heard[is_control].clear()
         return arrivals, left
+
+    def _happened(self, *, is_control: bool) -> bool:
+        """Take what a socket tells of its connections; whether one has ended."""
+        events = self._control_events if is_control else self._data_events
+        left = False
+        while events.poll(0):
+            event = recv_monitor_message(events)
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                left = True
+            elif is_control in self._guards:
+                self._guards[is_control].accepted(int(event["value"]))
+        return left
 
     def send(self, peer: Peer, body: bytes) -> Sent:
         """Queue a message for a peer, and never wait."""
@@ -149,7 +176,7 @@ class FrontDoor:
             secure_server(socket, self._keys.own, self._gate)
             socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        events = socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
+        events = socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED))
         undo.callback(events.close)
         undo.callback(socket.disable_monitor)
         bound = _bind(socket, address)
@@ -169,6 +196,8 @@ class FrontDoor:
                 self.num_dropped += 1
                 continue
             peer = Peer(parts[0].bytes, socket is self._control)
+            if self._guards:
+                self._heard[peer.is_control].add(int(parts[1].get(zmq.SRCFD)))
             yield Arrival(peer, self._roles(parts[1]), parts[1].bytes)
 
     def _roles(self, frame: zmq.Frame) -> tuple[Role, ...]:

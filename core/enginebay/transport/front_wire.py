@@ -1,7 +1,7 @@
 """A front end's connections to an engine: one for requests, one for control, both driven by one thread.
 
-Each connection has a socket of its own, which never reconnects by itself: what was queued for the old connection must
-not reach the engine before the new one has said who it is.
+Each connection has a socket of its own, which is closed before it would reconnect by itself: what was queued for the
+old connection must not reach the engine before the new one has said who it is.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ __all__ = ["Connected", "FrontWire", "Line", "Lost", "Received", "check_listenin
 _HEARTBEAT_MS: Final = 2000
 _HEARTBEAT_TIMEOUT_MS: Final = 10_000
 _CONNECT_TIMEOUT_MS: Final = 5000
+_NEVER_MS: Final = 3_600_000
+"""When to reconnect: long after the loss was told, and the socket closed.
+
+With -1, or with ZMQ_IMMEDIATE, ZeroMQ drops what arrived just before the connection's end, and the last words with it.
+"""
 _MOST_AT_ONCE: Final = 1000
 _QUEUED: Final = 1000
 
 _UP: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_STRANGER: Final = "what listens there is no engine, or has other keys (--keys takes the FILE.client of its FILE)"
 _REFUSED: Final = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _DOWN: Final = {
     int(zmq.EVENT_DISCONNECTED): "the connection was closed",
     int(zmq.EVENT_CLOSED): "nobody listens there",
     int(zmq.EVENT_CONNECT_RETRIED): "nobody listens there",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "what listens there is no engine, or has other keys",
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "what listens there is no engine, or has other keys",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): _STRANGER,
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): _STRANGER,
     _REFUSED: "the engine does not let this key in",
 }
 
@@ -94,8 +100,7 @@ class FrontWire:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         for option, value in (
-            (zmq.RECONNECT_IVL, -1),
-            (zmq.IMMEDIATE, 1),
+            (zmq.RECONNECT_IVL, _NEVER_MS),
             (zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS),
             (zmq.SNDHWM, _QUEUED),
             (zmq.RCVHWM, _QUEUED),
@@ -128,7 +133,8 @@ class FrontWire:
                     if event == _UP:
                         happened.append(Connected(line))
                     elif event in _DOWN:
-                        happened += self._take(line, socket)  # what came before the end
+                        while came := self._take(line, socket):  # before the end
+                            happened += came
                         happened.append(Lost(line, _DOWN[event], event == _REFUSED))
                         self.hang_up(line)
                         break
@@ -189,4 +195,7 @@ def check_listening(address: FrontAddress) -> None:
         try:
             probe.connect(str(address.path))
         except OSError as error:
-            raise EngineDead(f"no engine listens at {address}: {error.strerror}") from None
+            raise EngineDead(
+                f"no engine listens at {address} ({error.strerror}): start one with 'enginebay up', or give the "
+                "address that it printed"
+            ) from None

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
 import signal
 import socket as sockets
 import stat
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.errors import EngineBusy, EngineDead
+from enginebay.cli import main
+from enginebay.errors import EngineBusy, EngineDead, WorkerLost
 from enginebay.runfolder import run_root
 from support.census import Census
-from support.fake_engines import ENGINEBAY, Installed
+from support.fake_engines import Installed
 from support.served import eventually
 from support.up import SECONDS, Up, up
 
@@ -42,27 +49,52 @@ print(sorted(said), flush=True)
 """
 
 
-def run(fake: Installed, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Another command of the command line."""
-    return subprocess.run([*ENGINEBAY, *arguments], env=fake.environ(), capture_output=True, text=True, timeout=SECONDS)
+class Done(NamedTuple):
+    """What a command has come to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run another command of the command line, in this process. None while a front end of this process is open."""
+
+    def run(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments])
+        out, err = capsys.readouterr()
+        return Done(int(caught.value.code or 0), out, err)
+
+    return run
+
+
+def some_users(fake: Installed, engine: Up, count: int) -> list[subprocess.Popen[str]]:
+    """Front ends in processes of their own, each with three requests that take a while."""
+    argv = [sys.executable, "-P", "-c", USER, engine.wait_until_ready().address]
+    started = [subprocess.Popen(argv, env=fake.environ(), stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    engine.users += started
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "going\n"
+    return started
 
 
 def user(fake: Installed, engine: Up) -> subprocess.Popen[str]:
-    """A front end in a process of its own, with three requests that take a while."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", USER, engine.address], env=fake.environ(), stdout=subprocess.PIPE, text=True
-    )
-    engine.users.append(process)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "going\n"
-    return process
+    """One of them."""
+    return some_users(fake, engine, 1)[0]
 
 
 def last_words(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=SECONDS)[0]
 
 
-def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp_path: Path) -> None:
+def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp_path: Path, run: Run) -> None:
     census = Census([run_root()])
     with up(fake, tmp_path, environ=census.environment()) as engine:
         engine.wait_until_ready()
@@ -70,28 +102,19 @@ def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp
         assert "  runner                  fake\n" in engine.said
         assert engine.said.endswith(f"ask it with: enginebay generate PROMPT --connect {engine.address}\n")
         for arguments in (("say:hi", "--connect"), ("--connect", "say:hi"), ("say:hi", "--connect", engine.address)):
-            assert (done := run(fake, "generate", *arguments)).stdout == "hi\n", done.stderr
-        chat = subprocess.run(
-            [*ENGINEBAY, "chat", "--connect"],
-            env=fake.environ(),
-            input="say:hello\n",
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        assert chat.stdout == "hello\n"
-        status = run(fake, "status")
-        assert dict(line.split(maxsplit=1) for line in status.stdout.splitlines())["state"] == "ready"
-        mixed = run(fake, "generate", "x", "--connect", "--set", "scheduler.max_num_seqs=2")
-        assert mixed.returncode == 2
-        assert "with --connect the engine has its own config" in mixed.stderr
-        stopped = run(fake, "stop", "--drain")
-        assert (stopped.returncode, stopped.stderr) == (0, f"the engine (pid {engine.pid}) has stopped\n")
+            assert run("generate", *arguments) == (0, "hi\n", "")
+        assert run("chat", "--connect", stdin="say:hello\n").out == "hello\n"
+        status = run("status")
+        assert dict(line.split(maxsplit=1) for line in status.out.splitlines())["state"] == "ready"
+        mixed = run("generate", "x", "--connect", "--set", "scheduler.max_num_seqs=2")
+        assert mixed.code == 2
+        assert "with --connect the engine has its own config" in mixed.err
+        assert run("stop", "--drain") == (0, "", f"the engine (pid {engine.pid}) has stopped\n")
         assert engine.wait() == 0
-        gone = run(fake, "generate", "x", "--connect")
-        assert gone.returncode == 70
-        assert gone.stderr.startswith("enginebay: no engine of this user runs here")
-        assert gone.stderr.count("\n") == 1
+        gone = run("generate", "x", "--connect")
+        assert gone.code == 70
+        assert gone.err.startswith("enginebay: no engine of this user runs here")
+        assert gone.err.count("\n") == 1
     census.check()
 
 
@@ -120,7 +143,7 @@ def refuses(llm: LLM) -> bool:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_second_signal_aborts(fake: Installed, tmp_path: Path, number: signal.Signals, code: int) -> None:  # E5
     with up(fake, tmp_path, step_seconds=0.1) as engine:
-        users = [user(fake, engine.wait_until_ready()) for _ in range(2)]
+        users = some_users(fake, engine, 2)
         os.kill(engine.pid, number)
         engine.wait_until_said("once more aborts them")
         os.kill(engine.pid, number)
@@ -131,7 +154,7 @@ def test_a_second_signal_aborts(fake: Installed, tmp_path: Path, number: signal.
 
 def test_the_time_to_drain_is_bounded(fake: Installed, tmp_path: Path) -> None:  # E5
     with up(fake, tmp_path, "--set", "deadlines.drain=0.3", step_seconds=0.05) as engine:
-        one = user(fake, engine.wait_until_ready())
+        one = user(fake, engine)
         os.kill(engine.pid, signal.SIGTERM)
         assert engine.wait() == 143
         assert "[deadlines] drain is over: unfinished requests are aborted (3)" in engine.said
@@ -149,7 +172,7 @@ def test_a_signal_during_the_start_stops_it(fake: Installed, tmp_path: Path) -> 
 def test_an_engine_that_is_killed_is_missed_by_all(fake: Installed, tmp_path: Path) -> None:  # E2 X12
     census = Census([run_root()])
     with up(fake, tmp_path, environ=census.environment(), step_seconds=0.1) as engine:
-        users = [user(fake, engine.wait_until_ready()) for _ in range(2)]
+        users = some_users(fake, engine, 2)
         os.kill(engine.pid, signal.SIGKILL)
         told = f"EngineDead: the engine (pid {engine.pid}) is gone: it was killed, or ended without a word"
         engine.wait()
@@ -162,7 +185,7 @@ def test_an_engine_that_is_killed_is_missed_by_all(fake: Installed, tmp_path: Pa
 
 def test_an_engine_that_fails_says_why_once_to_each(fake: Installed, tmp_path: Path) -> None:  # E2 E8
     with up(fake, tmp_path, step_seconds=0.05) as engine:
-        users = [user(fake, engine.wait_until_ready()) for _ in range(2)]
+        users = some_users(fake, engine, 2)
         with LLM.connect(engine.address) as llm, pytest.raises(EngineDead) as end:
             llm.generate("crash")
         assert engine.wait() == 70
@@ -170,6 +193,30 @@ def test_an_engine_that_fails_says_why_once_to_each(fake: Installed, tmp_path: P
         assert "\n" not in str(end.value)
         assert engine.said.splitlines()[-1] == f"enginebay: {end.value}"
         assert [last_words(one) for one in users] == [f"{[f'EngineDead: {end.value}'] * 3}\n"] * 2
+
+
+def test_workers_that_are_lost_again_and_again_are_the_end(fake: Installed, tmp_path: Path) -> None:  # E2
+    with up(fake, tmp_path, "--set", "executor.use=mp", step_seconds=0.05) as engine:
+        with LLM.connect(engine.wait_until_ready().address) as llm:
+            stream = llm.stream("go on", LONG)
+            next(stream)
+            while engine.process.poll() is None:
+                kill_workers(engine)
+                time.sleep(0.05)
+            with pytest.raises(WorkerLost) as end:
+                list(stream)
+        assert engine.wait() == 4
+        assert re.fullmatch(r"the engine stopped: .*rank 0.*signal 9.*", str(end.value))
+        assert engine.said.splitlines()[-1] == f"enginebay: {end.value}"
+
+
+def kill_workers(engine: Up) -> None:
+    """All that the engine has now."""
+    with contextlib.suppress(psutil.Error):  # the engine has just ended
+        for child in psutil.Process(engine.pid).children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if "enginebay.worker.process" in child.cmdline():
+                    child.kill()
 
 
 def test_a_front_end_that_is_killed_frees_its_blocks(fake: Installed, tmp_path: Path) -> None:  # E6
@@ -186,7 +233,7 @@ def test_a_front_end_that_is_killed_frees_its_blocks(fake: Installed, tmp_path: 
 
 def test_a_front_end_that_is_stopped_for_too_long_loses_its_requests(fake: Installed, tmp_path: Path) -> None:  # E6
     with up(fake, tmp_path, "--set", "server.stall=1.5", step_seconds=0.1) as engine:
-        one = user(fake, engine.wait_until_ready())
+        one = user(fake, engine)
         one.send_signal(signal.SIGSTOP)
         with LLM.connect(engine.address) as llm:
             eventually(lambda: llm.stats().unfinished == 0)
@@ -204,23 +251,21 @@ def test_a_front_end_that_is_stopped_for_too_long_loses_its_requests(fake: Insta
         (("--set", "server.stall=-1"), 2, "[server] stall"),
     ],
 )
-def test_what_cannot_be_started(
-    fake: Installed, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
-) -> None:
-    done = run(fake, "up", *fake.arguments(), *arguments)
-    assert done.returncode == code
-    assert said in done.stderr
-    assert done.stdout == ""
+def test_what_cannot_be_started(fake: Installed, run: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
+    done = run("up", *fake.arguments(), *arguments)
+    assert done.code == code
+    assert said in done.err
+    assert done.out == ""
     assert list(run_root().iterdir()) == []
 
 
-def test_a_socket_is_never_taken_from_who_listens(fake: Installed, tmp_path: Path) -> None:  # X11
+def test_a_socket_is_never_taken_from_who_listens(fake: Installed, tmp_path: Path, run: Run) -> None:  # X11
     path = run_root() / "own"
     with up(fake, tmp_path, "--address", f"ipc://{path}") as engine:
         engine.wait_until_ready()
-        second = run(fake, "up", *fake.arguments(), "--address", f"ipc://{path}")
-        assert second.returncode == 2
-        assert second.stderr.endswith(f"another engine listens at {path}: give another --address, or stop that one\n")
+        second = run("up", *fake.arguments(), "--address", f"ipc://{path}")
+        assert second.code == 2
+        assert second.err.endswith(f"another engine listens at {path}: give another --address, or stop that one\n")
         with LLM.connect(engine.address) as llm:
             assert llm.generate("say:still mine")[0].text == "still mine"
         os.kill(engine.pid, signal.SIGKILL)
@@ -232,13 +277,13 @@ def test_a_socket_is_never_taken_from_who_listens(fake: Installed, tmp_path: Pat
         assert engine.wait() == 0
     assert not path.exists()
     path.write_text("mine")
-    taken = run(fake, "up", *fake.arguments(), "--address", f"ipc://{path}")
-    assert "is no socket, and is in the way" in taken.stderr
+    taken = run("up", *fake.arguments(), "--address", f"ipc://{path}")
+    assert "is no socket, and is in the way" in taken.err
     assert path.read_text() == "mine"
     path.unlink()
 
 
-def test_every_listener_of_the_tree(fake: Installed, tmp_path: Path) -> None:
+def test_every_listener_of_the_tree(fake: Installed, tmp_path: Path, run: Run) -> None:
     """Security: by default nothing listens but two sockets in a private folder; over TCP, what was asked for."""
     keys = tmp_path / "keys"
     with (
@@ -257,8 +302,8 @@ def test_every_listener_of_the_tree(fake: Installed, tmp_path: Path) -> None:
         for file in (keys, tmp_path / "keys.client"):
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert f"made {keys}, and {keys}.client for clients" in tcp.said
-        done = run(fake, "generate", "say:by tcp", "--connect", tcp.address, "--keys", f"{keys}.client")
-        assert done.stdout == "by tcp\n", done.stderr
+        done = run("generate", "say:by tcp", "--connect", tcp.address, "--keys", f"{keys}.client")
+        assert done.out == "by tcp\n", done.err
         secrets = keys.read_text() + (tmp_path / "keys.client").read_text()
         for process in (local, tcp):
             seen = Path(f"/proc/{process.pid}/cmdline").read_text() + Path(f"/proc/{process.pid}/environ").read_text()
@@ -289,7 +334,7 @@ def listeners(engine: Up) -> set[str]:
     return found
 
 
-def test_two_engines_of_one_user_share_nothing(fake: Installed, tmp_path: Path) -> None:  # X11
+def test_two_engines_of_one_user_share_nothing(fake: Installed, tmp_path: Path, run: Run) -> None:  # X11
     with up(fake, tmp_path) as one, up(fake, tmp_path) as two:
         threads = [threading.Thread(target=engine.wait_until_ready) for engine in (one, two)]
         for thread in threads:
@@ -297,9 +342,9 @@ def test_two_engines_of_one_user_share_nothing(fake: Installed, tmp_path: Path) 
         for thread in threads:
             thread.join()
         assert not listeners(one) & listeners(two)
-        refused = run(fake, "generate", "x", "--connect")
-        assert refused.returncode == 2
-        assert "2 engines of this user run here; say which: ipc://" in refused.stderr
+        refused = run("generate", "x", "--connect")
+        assert refused.code == 2
+        assert "2 engines of this user run here; say which: ipc://" in refused.err
         with LLM.connect(one.address) as first, LLM.connect(two.address) as second:
             os.kill(one.pid, signal.SIGKILL)
             with pytest.raises(EngineDead):

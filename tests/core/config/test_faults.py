@@ -11,7 +11,7 @@ from enginebay.errors import ConfigError
 
 SECTIONS = (
     "Known sections: model, parallel, device, executor, runner, scheduler, cache, worker, extensions, deadlines, "
-    "engine, telemetry"
+    "engine, server, telemetry"
 )
 CACHE = "Known keys: memory_utilization, memory_bytes, num_blocks, block_size, dtype, prefix_caching, hash"
 PARALLEL = "Known keys: tensor_parallel_size, pipeline_parallel_size, data_parallel_size"

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from enginebay.engine.agreement import Agreement
+from enginebay.engine.startup.agreed import fewest_blocks
 from enginebay.engine.startup.budget import BlockBudget
 from enginebay.errors import EnginebayError, EngineDead, StartFailed, WorkerFailed, WorkerHung, WorkerLost
 from enginebay.messages import NewRequest, RunningRequest, SamplingParams, SchedulerOutput
@@ -128,14 +129,14 @@ def test_terms_that_differ_are_named_on_every_rank(terms: list[dict[str, str]], 
 
 def test_the_fewest_blocks_count() -> None:
     counts = [64, 48, 50]
-    came = together(3, lambda one, rank: one.fewest(replace(BUDGET, num_blocks=counts[rank]), 30.0))
+    came = together(3, lambda one, rank: fewest_blocks(one, replace(BUDGET, num_blocks=counts[rank]), 30.0))
     assert [one.num_blocks for one in came] == [48] * 3
     others = "the fewest of all ranks: those of rank 1"
     assert [one.why for one in came] == [others, BUDGET.why, others]
 
 
 def test_the_most_reserved_blocks_count() -> None:
-    came = together(2, lambda one, rank: one.fewest(replace(BUDGET, reserved_blocks=rank), 30.0))
+    came = together(2, lambda one, rank: fewest_blocks(one, replace(BUDGET, reserved_blocks=rank), 30.0))
     assert [(one.num_blocks, one.reserved_blocks) for one in came] == 2 * [(64, 1)]
 
 
@@ -238,6 +239,15 @@ def test_a_rank_that_runs_fewer_steps_is_named() -> None:
     assert messages(together(2, body)) == 2 * [f"the engine stopped: the schedules of the ranks {told}: {SAME}"]
 
 
+def test_ranks_that_compute_the_same_with_different_weights_are_stopped() -> None:  # X17
+    came = together(2, lambda one, rank: one.note(begin(0), ["the model's own", "/new (version '2')"][rank]))
+    assert all(isinstance(one, EngineDead) for one in came)
+    assert messages(came) == 2 * [
+        "the engine stopped: the ranks have different weights: rank 0 the model's own, and rank 1 /new (version '2'): "
+        + SAME
+    ]
+
+
 def test_steps_are_counted_on_after_a_comparison() -> None:
     def body(one: Agreement, rank: int) -> None:
         for step in range(6):
@@ -329,6 +339,7 @@ class _Told(msgspec.Struct):
     first: int
     steps: list[Any]
     now: float
+    weights: str
 
 
 def test_an_engine_compares_where_a_batch_changes_and_when_it_rests() -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from enginebay import AsyncLLM, SamplingParams
-from enginebay.engine.front import async_llm
+from enginebay.engine.front import async_llm, async_stream
 from enginebay.engine.loop import EngineLoop
 from enginebay.errors import EngineDead, WorkerFailed
 from support.fake_engine import FakeRunner
@@ -191,5 +191,6 @@ def test_nobody_waits_for_a_thread_that_ended_without_a_word(fake: Installed, mo
                     with pytest.raises(EngineDead, match=r"^the engine stopped: its thread has ended$"):
                         await asyncio.wait_for(task, 0.5)
 
-    monkeypatch.setattr(async_llm, "LOOK_SECONDS", 0.05)
+    for module in (async_llm, async_stream):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     asyncio.run(main())

@@ -10,7 +10,8 @@ import pytest
 
 from enginebay.engine import client as module
 from enginebay.engine.admission.admit import Ask
-from enginebay.engine.client import Collector, InProcessClient
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.collector import Collector
 from enginebay.engine.loop import EngineLoop
 from enginebay.errors import DuplicateRequest, EngineDead, InvalidRequest, WorkerHung
 from enginebay.messages import SamplingParams, SchedulerOutput

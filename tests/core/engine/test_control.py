@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ import pytest
 
 from enginebay import LLM, AsyncLLM, SamplingParams
 from enginebay.engine.client import InProcessClient
+from enginebay.engine.control.tensors import AbortTensors, FinishTensors, StartTensors, new_update
+from enginebay.engine.control.weights import WeightsControl
+from enginebay.engine.control.words import tensor_commands
 from enginebay.engine.core import EngineCore
 from enginebay.errors import (
     CapabilityError,
     EngineAsleep,
+    EnginebayError,
     EngineBusy,
     EngineDead,
     InvalidRequest,
@@ -25,8 +31,16 @@ from enginebay.errors import (
     WorkerLost,
 )
 from enginebay.interfaces import RunnerCapabilities
-from enginebay.messages import ControlDone, ReadStatus, Sleep, StopEngine
-from support.fake_engine import FakeRunner
+from enginebay.messages import (
+    AbortWeightUpdate,
+    ControlDone,
+    ReadStatus,
+    Sleep,
+    StartWeightUpdate,
+    StopEngine,
+    UpdateWeights,
+)
+from support.fake_engine import FakeEngine, FakeRunner
 from support.fake_engines import Installed
 from support.fake_life import FAILING, write_weights
 
@@ -253,6 +267,74 @@ def test_tensors_that_stop_coming(llm: LLM, runners: list[FakeRunner]) -> None:
     assert runners[0].asked[-1] == "abort_weight_update"
 
 
+def test_a_start_that_only_some_groups_take_is_taken_back(fake: Installed) -> None:
+    config = fake.config(step_seconds=0.002) | {"parallel": {"data_parallel_size": 2}}
+    with LLM(config) as llm:
+        held = [llm.stream("hi", SamplingParams(max_tokens=400)) for _ in range(2)]
+        assert llm._front.client.loads.count(0) == 0  # type: ignore[attr-defined]  # a set
+        next(held[0])
+        held[0].close()
+        until = time.monotonic() + 20
+        while client_of(llm).stats().unfinished:
+            assert time.monotonic() < until
+        with pytest.raises(EngineBusy, match=r"^group 1 did not start_tensors, which group 0 did already: "):
+            llm.update_weights(tensors=[TENSOR])
+        assert llm.status()["state"] == "ready"
+        held[1].close()
+        llm.drain()
+        llm.resume()
+        llm.update_weights(tensors=[TENSOR])
+        assert {answer(llm) for _ in range(4)} == {"THE QUICK"}
+
+
+def test_the_end_of_one_update_does_nothing_to_the_next(llm: LLM) -> None:
+    one, two = new_update(), new_update()
+    llm._ask(StartTensors(update=two))
+    llm._ask(AbortTensors(update=one))
+    chunk = next(iter(tensor_commands(two, [TENSOR], None)))
+    for late in (next(iter(tensor_commands(one, [TENSOR], None))), FinishTensors(update=one)):
+        with pytest.raises(EngineBusy, match="this update of the weights was given up: give them all again"):
+            llm._ask(late)
+    llm._ask(chunk)
+    llm._ask(FinishTensors(update=two))
+    assert answer(llm) == "THE QUICK"
+
+
+def test_a_cancelled_update_leaves_no_engine_that_waits(fake: Installed) -> None:  # X9
+    async def run() -> str:
+        async with AsyncLLM(fake.config()) as llm:
+            for turns in range(6):  # wherever it is by then
+                task = asyncio.ensure_future(llm.update_weights(tensors=[TENSOR] * 3))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            return (await llm.status())["state"]
+
+    assert asyncio.run(run()) == "ready"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm: llm.drain("soon"),
+        lambda llm: llm.sleep(2**70),
+        lambda llm: llm.sleep("deep"),
+        lambda llm: llm.wake_up([7]),
+        lambda llm: llm.collective_rpc("\ud800"),
+        lambda llm: llm.collective_rpc("a.b", timeout="long"),
+        lambda llm: llm.update_weights("/tmp/\udcff"),
+        lambda llm: llm.update_weights("/tmp", version=7),
+        lambda llm: llm.start_profile("/tmp/\udcff"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_and_harms_nobody(llm: LLM, ask: Callable[[LLM], object]) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be asked so: "):
+        ask(llm)
+    assert answer(llm) == "the quick"
+
+
 def test_nothing_cached_of_other_weights_is_used(fake: Installed, loud: Path) -> None:  # E7
     prompt = "a long prompt whose blocks stay in the cache, since it is longer than one of them: " * 2
     with LLM(fake.config()) as llm:
@@ -406,8 +488,60 @@ def test_a_profile_is_written(llm: LLM, tmp_path: Path) -> None:
 def _kill(core: EngineCore) -> None:
     """Break the line to the worker: its loop ends with an error, and its thread with it; wait until that is known."""
     executor: Any = core._parts.executor
+    generation = core._parts.generation.current
     executor._session._ours.send(b"not an envelope")
     until = time.monotonic() + 20
-    while not core._parts.watch._exits:
+    while not core._parts.watch._exits and core._parts.generation.current == generation:  # or known and mended
         assert time.monotonic() < until
         time.sleep(0.002)
+
+
+class Ranks:
+    """Two ranks as ``WorkerCalls`` shows them; ``failing`` ranks keep their old weights at the end of an update."""
+
+    def __init__(self) -> None:
+        self.failing: set[int] = set()
+        self.updating: set[int] = set()
+        self.have = ["old", "old"]
+
+    def ask(self, call: Any, expected: object, *, timeout: float | None = None) -> None:
+        if isinstance(call, StartWeightUpdate):
+            if self.updating:
+                raise WorkerFailed("start_weight_update came in the middle of another one: abort that one first")
+            self.updating = {0, 1}
+
+    def try_all(self, call: Any, *, timeout: float | None = None) -> list[EnginebayError | None]:
+        if isinstance(call, AbortWeightUpdate):
+            self.updating.clear()
+            return [None, None]
+        failures: list[EnginebayError | None] = [None, None]
+        for rank in (0, 1):
+            if rank in self.failing:
+                failures[rank] = WorkerFailed(f"rank {rank} has no memory")
+            else:
+                self.have[rank] = call.version
+                self.updating.discard(rank)
+        return failures
+
+
+@pytest.mark.parametrize("failing", [{0}, {1}, {0, 1}])
+def test_ranks_that_have_different_weights_serve_nobody_until_others_come(failing: set[int]) -> None:  # E7
+    ranks, parts = Ranks(), FakeEngine().parts
+    parts = dataclasses.replace(parts, runner_capabilities=RunnerCapabilities(update_weights=True))
+    weights = WeightsControl(parts, ranks, lambda: None)  # type: ignore[arg-type]  # shows what it needs
+    ranks.failing = failing
+    with pytest.raises(WorkerFailed, match=f"^rank {min(failing)} has no memory") as caught:
+        weights.from_path(UpdateWeights(path="/new", version="new"))
+    refusal = parts.life.refusal()
+    if len(failing) == 1:
+        assert str(refusal) == (
+            f"the engine has no weights: an update ended on some ranks, and failed on rank {min(failing)}; update the "
+            "weights, and ask again"
+        )
+    else:
+        assert refusal is None
+        assert caught.value.__notes__ == ["rank 1 has no memory"]
+    ranks.failing = set()
+    weights.from_path(UpdateWeights(path="/newer", version="newer"))  # the next one is taken, the first time
+    assert ranks.have == ["newer", "newer"]
+    assert parts.life.refusal() is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,7 +14,8 @@ from enginebay.engine.replicas.replicas import ReplicaSet
 from enginebay.engine.startup.bringup import BringUp
 from enginebay.engine.startup.groups import group_plan
 from enginebay.engine.startup.plan import Plan, plan
-from enginebay.errors import CapabilityError, WorkerFailed
+from enginebay.errors import CapabilityError, EnginebayError, WorkerFailed, WorkerLost
+from enginebay.messages import FinishReason
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Entropy, system_runtime
 from support.fake_engines import Installed
@@ -165,3 +166,39 @@ def test_a_group_that_cannot_have_its_weights_leaves_the_engine_as_it_was(fake: 
         assert isinstance(port, ReplicaSet)
         assert port.loads == (0,)
         assert len(llm.generate(PROMPTS, PARAMS)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("errors", ["raise", "return"])
+def test_the_end_of_a_group_is_told_beside_the_others_answers(
+    fake: Installed, monkeypatch: pytest.MonkeyPatch, errors: Literal["raise", "return"]
+) -> None:  # E4
+    with LLM(fake.config(step_seconds=0.02), sets=[TWO]) as llm:
+        port = llm._front.client
+        assert isinstance(port, ReplicaSet)
+        lost = port._cores[1]
+
+        def die() -> None:
+            if lost.stats().unfinished:
+                raise WorkerLost("rank 0: the worker ended (signal 9)")
+
+        monkeypatch.setattr(lost._execution, "check_alive", die)
+        if errors == "raise":
+            with pytest.raises(EnginebayError, match="signal 9"):
+                llm.generate(PROMPTS, PARAMS)
+        else:
+            several = SamplingParams(max_tokens=6, ignore_eos=True, n=2, temperature=1.0)
+            answers = llm.generate(PROMPTS, several, errors="return")
+            failed = [answer for answer in answers if answer.error is not None]
+            assert 0 < len(failed) < len(PROMPTS)
+            for answer in failed:
+                assert "signal 9" in str(answer.error)
+                assert [choice.finish_reason for choice in answer.choices] == [FinishReason.ERROR] * 2
+            assert all(len(choice.token_ids) == 6 for one in answers if one not in failed for choice in one.choices)
+        assert llm.generate("say:still here", errors=errors)[0].text == "still here"
+        monkeypatch.setattr(port._cores[0]._execution, "check_alive", lambda: _raise(WorkerLost("the last one")))
+        with pytest.raises(EnginebayError, match="the last one"):
+            llm.generate(PROMPTS, PARAMS, errors=errors)
+
+
+def _raise(error: Exception) -> None:
+    raise error

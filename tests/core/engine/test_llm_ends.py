@@ -13,7 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.engine.client import Collector, InProcessClient
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.collector import Collector
 from enginebay.engine.front import front
 from enginebay.engine.front.front import Request
 from enginebay.engine.loop import EngineLoop

@@ -7,13 +7,16 @@ import os
 import shutil
 import socket as sockets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from enginebay import LLM, AsyncLLM, SamplingParams
+from enginebay.engine.control.tensors import StartTensors
 from enginebay.engine.front.connect import connect, running_engines
+from enginebay.engine.remote.remote import RemoteClient
 from enginebay.errors import (
     ConfigError,
     DuplicateRequest,
@@ -21,9 +24,11 @@ from enginebay.errors import (
     EngineDead,
     InvalidRequest,
     ModelError,
+    RequestError,
     RequestTooLong,
+    WorkerHung,
 )
-from enginebay.messages import FinishReason
+from enginebay.messages import CallWorkers, Control, Drain, FinishReason, ReadStatus, UpdateWeights
 from enginebay.runfolder import RunFolder
 from enginebay.transport.front_keys import ServerKeys, client_file
 from support.fake_engines import Installed
@@ -175,6 +180,8 @@ def test_control_goes_the_same_way(serving: Serving) -> None:
         llm.wake_up()
         with pytest.raises(InvalidRequest, match="tensors do not cross to an engine in another process"):
             llm.update_weights(tensors=[])
+        with pytest.raises(InvalidRequest, match="save them to a folder that its workers can read"):
+            llm._front.client.control(StartTensors(update=1))
         with pytest.raises(InvalidRequest, match="no worker extension"):
             llm.collective_rpc("some.thing")
         assert llm.status()["state"] == "ready"
@@ -220,7 +227,7 @@ def test_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineDead, match=r"no engine of this user runs here .* start one with 'enginebay up'"):
         LLM.connect()
     folder = RunFolder.make()
-    with pytest.raises(EngineDead, match=f"no engine listens at ipc://{folder.path}/front: No such file"):
+    with pytest.raises(EngineDead, match=rf"no engine listens at ipc://{folder.path}/front \(No such file"):
         LLM.connect(f"ipc://{folder.path}/front")
     with sockets.socket(sockets.AF_UNIX) as left:
         left.bind(str(folder.path / "front"))
@@ -387,3 +394,92 @@ def test_a_large_batch_goes_in_parts(serving: Serving, monkeypatch: pytest.Monke
         answers = llm.generate([f"say:{number}" for number in range(50)])
         assert [answer.text for answer in answers] == [str(number) for number in range(50)]
         assert all(answer.choices[0].finish_reason is FinishReason.STOP for answer in answers)
+
+
+def _call(llm: LLM, payload: bytes) -> None:
+    llm.collective_rpc("some.thing", payload)
+
+
+def _ask(llm: LLM, command: Control) -> None:
+    """Past what ``LLM`` looks at before it asks."""
+    llm._front.runtime.wait(llm._front.client.control(command), None)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (
+            lambda llm: _call(llm, bytes(64 * 1024 * 1024)),
+            r"^that is 67,10\d,\d{3} bytes .* at most 67,108,864: send less",
+        ),
+        (
+            lambda llm: _ask(llm, UpdateWeights(path="\udc80")),
+            "^that cannot be sent to the engine: UnicodeEncodeError: ",
+        ),
+        (
+            lambda llm: _ask(llm, CallWorkers(method="a.\udc80")),
+            "^that cannot be sent to the engine: UnicodeEncodeError: ",
+        ),
+        (lambda llm: llm.generate("x", tenant="\udc80"), "."),
+        (lambda llm: llm.generate("x", extra={"\udc80": b""}), "."),
+        (lambda llm: llm.stream("x", request_id="\udc80"), "."),
+        (lambda llm: llm.abort("\udc80"), "."),
+    ],
+)
+def test_what_cannot_be_sent_fails_alone(serving: Serving, ask: Callable[[LLM], object], said: str) -> None:  # E4
+    with LLM.connect(serving.address) as llm:
+        stream = llm.stream("say:beside it")
+        with pytest.raises(RequestError, match=said):
+            ask(llm)
+        assert stream.completion().text == "beside it"
+        assert llm.status()["state"] == "ready"
+        assert llm.generate("say:after it")[0].text == "after it"
+        assert not llm._front.client._requests.is_waited_for  # type: ignore[attr-defined]  # remote
+    eventually(lambda: serving.num_unfinished == 0)
+
+
+@pytest.mark.parametrize("limit", [0, 100])
+def test_requests_that_cannot_be_sent_are_told_so(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    with LLM.connect(serving.address) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr("enginebay.engine.remote.link.MAX_FRONT_BYTES", limit)
+            with pytest.raises(
+                InvalidRequest, match=rf"bytes as a message to the engine, and it takes at most {limit}"
+            ):
+                llm.generate(["x" * 200, "y"])
+            refused = llm.generate(["x" * 200, "y"], errors="return")
+        assert all("bytes as a message to the engine" in str(one.error) for one in refused)
+        assert llm.generate("say:after it")[0].text == "after it"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [ReadStatus(), Drain(), Drain(timeout=0.1), UpdateWeights(path="x"), CallWorkers(method="a.b", timeout=0.1)],
+)
+def test_a_command_without_an_answer_is_not_waited_for_for_ever(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, command: Control
+) -> None:  # E2
+    monkeypatch.setattr(serving.service._control, "hear", lambda arrival, message: True)
+    with LLM.connect(serving.address) as llm:
+        client = llm._front.client
+        client.welcome = msgspec.structs.replace(  # type: ignore[attr-defined]  # remote
+            client.welcome,  # type: ignore[attr-defined]  # the same
+            patience=0.1,
+            command_patience=0.1,
+        )
+        with pytest.raises(WorkerHung, match=rf"^the engine \(pid {os.getpid()}\) has not answered in the time"):
+            llm._front.runtime.wait(client.control(command), None)
+        assert llm.generate("say:all the same")[0].text == "all the same"
+
+
+def test_a_command_has_the_time_that_the_engine_may_take_for_it(fake: Installed) -> None:
+    with serve(fake.config(), groups=3) as serving, LLM.connect(serving.address) as llm:
+        client = llm._front.client
+        assert isinstance(client, RemoteClient)
+        seconds = client._patience_with
+        assert seconds(ReadStatus()) == 610.0
+        assert seconds(UpdateWeights(path="x")) == seconds(Drain()) == 610.0 + 120.0 + 3 * (2 * 600.0 + 2 * 300.0)
+        assert seconds(Drain(timeout=1000.0)) == seconds(Drain()) + 3000.0
+        assert seconds(CallWorkers(method="a.b", timeout=7.0)) == seconds(CallWorkers(method="a.b")) + 21.0

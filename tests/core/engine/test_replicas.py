@@ -11,19 +11,38 @@ from typing import Any
 import pytest
 
 from enginebay.engine.admission.admit import Ask
-from enginebay.engine.client import Collector, InProcessClient
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.collector import Collector
+from enginebay.engine.control.tensors import AbortTensors, Command, FinishTensors, StartTensors
 from enginebay.engine.replicas.gathering import ControlInTurn, end_of_all, for_each_group, merged, summed
 from enginebay.engine.replicas.replicas import ReplicaSet
+from enginebay.engine.replicas.unison import Unison
 from enginebay.errors import (
     DuplicateRequest,
+    EngineAsleep,
     EnginebayError,
+    EngineBusy,
     EngineDead,
     InvalidRequest,
     RequestTooLong,
     UnknownRequest,
+    WorkerFailed,
     WorkerLost,
 )
-from enginebay.messages import CallWorkers, ControlDone, FinishReason, ReadStatus, RequestOutput, SamplingParams, Sleep
+from enginebay.messages import (
+    CallWorkers,
+    ControlDone,
+    Drain,
+    FinishReason,
+    ReadStatus,
+    RequestOutput,
+    Resume,
+    SamplingParams,
+    Sleep,
+    StopProfile,
+    UpdateWeights,
+    WakeUp,
+)
 from enginebay.runtime import system_runtime
 from support.fake_engine import FakeEngine, text_token
 
@@ -431,6 +450,100 @@ def test_a_refused_control_says_who_has_done_it_already() -> None:
     with pytest.raises(InvalidRequest, match=r"^requests run$"):
         done.result(0)
     assert first.asked == [0]
+
+
+@pytest.mark.parametrize("error", [WorkerFailed("rank 0 failed", remote_traceback="there"), EngineBusy("requests run")])
+def test_whatever_a_group_fails_with_it_is_told_who_has_done_it(error: EnginebayError) -> None:
+    answers = Answers()
+    done = ControlInTurn(system_runtime(), UpdateWeights(path="/new"), [0, 1], answers.send)
+    answers.futures[0].set_result(ControlDone())
+    answers.futures[1].set_exception(error)
+    with pytest.raises(type(error)) as caught:
+        done.result(0)
+    assert str(caught.value) == f"group 1 did not update_weights, which group 0 did already: {error}"
+    assert vars(caught.value) == vars(error)
+
+
+@pytest.mark.parametrize("command", [AbortTensors(update=1), Resume(), StopProfile(), ReadStatus(), Drain()])
+def test_what_undoes_or_asks_reaches_the_groups_behind_one_that_cannot(command: Command) -> None:
+    answers = Answers()
+
+    def send(index: int) -> Future[ControlDone]:
+        if index == 0:
+            raise EngineDead("it has ended")
+        return answers.send(index)
+
+    done = ControlInTurn(system_runtime(), command, [0, 1, 2], send)
+    for index in (1, 2):
+        answers.futures[index].set_result(ControlDone())
+    with pytest.raises(EngineDead, match=r"^group 0 did not .*, which group 1, 2 did already: it has ended$"):
+        done.result(0)
+
+
+@pytest.mark.parametrize("command", [UpdateWeights(path="/new"), FinishTensors(update=1)])
+def test_nothing_is_answered_by_groups_of_different_weights(command: Command) -> None:
+    answers, unison = Answers(), Unison()
+    done = unison.control(system_runtime(), command, [0, 1], answers.send)
+    unison.check()
+    answers.futures[0].set_result(ControlDone())
+    answers.futures[1].set_exception(EngineBusy("requests run"))
+    assert isinstance(done.exception(0), EngineBusy)
+    with pytest.raises(EngineAsleep) as caught:
+        unison.check()
+    assert str(caught.value) == (
+        f"the groups of the engine have different weights: {done.exception(0)}; update the weights, and ask again"
+    )
+    with pytest.raises(EngineAsleep), unison.growing():
+        raise AssertionError("never reached")
+    first = Answers()
+    done = unison.control(system_runtime(), command, [0, 1], first.send)
+    first.futures[0].set_exception(EngineBusy("requests run"))
+    assert isinstance(done.exception(0), EngineBusy)
+    with pytest.raises(EngineAsleep):  # nobody has done that one: it is as before
+        unison.check()
+    again = Answers()
+    done = unison.control(system_runtime(), command, [0, 1], again.send)
+    for index in (0, 1):
+        again.futures[index].set_result(ControlDone())
+    assert done.exception(0) is None
+    unison.check()
+
+
+def test_requests_are_refused_while_groups_differ(make: Callable[..., Groups]) -> None:
+    groups = make()
+    groups.set._unison._at_odds = "group 1 did not"
+    sink = Sink()
+    with pytest.raises(EngineAsleep, match="the groups of the engine have different weights: group 1 did not; "):
+        groups.set.add_request(ask("a"), sink)
+    assert groups.set.loads == (0, 0)
+    assert groups.set.control(ReadStatus()).result(PATIENCE).facts["state"] == "groups of different weights"
+    groups.set._unison._at_odds = ""
+    groups.set.add_request(ask("a"), sink)
+    until(sink.ended)
+    assert groups.set.control(ReadStatus()).result(PATIENCE).facts["state"] == "ready"
+
+
+def test_a_group_does_not_start_beside_a_change() -> None:
+    answers, unison = Answers(), Unison()
+    with unison.growing():
+        for command in (Sleep(), WakeUp(), UpdateWeights(path="/new"), StartTensors(update=1)):
+            with pytest.raises(EngineBusy, match="has to wait: another group is being started"):
+                unison.control(system_runtime(), command, [0], answers.send)
+        unison.control(system_runtime(), Drain(), [0], answers.send)
+    unison.control(system_runtime(), Sleep(), [1], answers.send)
+    answers = Answers()
+    unison.control(system_runtime(), Sleep(), [0], answers.send)
+    with pytest.raises(EngineBusy, match="no group is started while"), unison.growing():
+        raise AssertionError("never reached")
+
+
+def test_a_group_more_drains_with_the_others(make: Callable[..., Groups]) -> None:
+    groups = make()
+    for one in groups.engines:
+        one.core.life.draining = True
+    more = FakeEngine().core
+    assert groups.set.grow(lambda index, lender: more) == 2
+    assert more.life.draining
 
 
 def test_what_only_asks_goes_to_all_at_once() -> None:

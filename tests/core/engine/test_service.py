@@ -310,3 +310,31 @@ def test_when_the_service_ends_each_front_end_is_told_once(slow: Serving) -> Non
         assert front.hear(Ended) == Ended(kind="EngineDead", message="the engine stopped: worker 0 was killed")
         with pytest.raises(AssertionError):
             front.hear(Ended, seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [{"type": "of another release"}, {"type": "drain", "timeout": "soon"}, None, {"type": "wake_up", "tags": 7}, []],
+)
+def test_a_command_that_cannot_be_read_is_answered(serving: Serving, command: object) -> None:
+    asked = {"type": "ask_control", "number": 7, "command": command}
+    with RawFront(f"{serving.address}.ctl") as front:
+        front.socket.send(msgspec.msgpack.encode(asked))
+        refusal = front.hear(Refusal)
+        assert (refusal.number, refusal.kind) == (7, "InvalidRequest")
+        assert refusal.message == "the engine cannot read what it was asked: use the same release at both ends"
+        front.socket.send(msgspec.msgpack.encode({"type": "ask_of another release", "number": 8}))
+        assert front.hear(Refusal).number == 8
+        for unreadable in (b"\xc1", msgspec.msgpack.encode({"type": "ask_control", "number": "7"}), b"\x91" * 10_000):
+            front.socket.send(unreadable)
+        front.say(AskControl(number=9, command=ReadStatus()))
+        assert front.hear(Answer, Refusal).number == 9
+        assert serving.service.num_damaged == 5
+
+
+def test_of_requests_only_a_question_that_cannot_be_read_is_answered(serving: Serving) -> None:
+    with RawFront(serving.address) as front:
+        front.hello()
+        for kind, number in (("taken", 5), ("submit", 6), ("check_request", 7)):
+            front.socket.send(msgspec.msgpack.encode({"type": kind, "number": number, "request": 1, "requests": 1}))
+        assert front.hear(Refusal).number == 7

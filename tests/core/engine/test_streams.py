@@ -13,7 +13,8 @@ import pytest
 
 from enginebay import LLM, AsyncLLM, SamplingParams
 from enginebay.engine import Completion
-from enginebay.engine.client import Collector, InProcessClient
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.collector import Collector
 from enginebay.engine.front.front import Front, Request
 from enginebay.errors import DuplicateRequest, InvalidRequest
 from enginebay.messages import FinishReason, RequestOutput

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,15 @@ def test_an_exception_is_told_and_the_engine_goes_on(llm: LLM) -> None:
     with pytest.raises(WorkerFailed, match=r"TypeError: marks\.lie returned dict, and must return bytes or None"):
         llm.collective_rpc("marks.lie")
     assert llm.generate("say:x")[0].text == "x"
+
+
+@pytest.mark.parametrize("timeout", [math.nan, math.inf, -1.0, 0.0, 1e300])
+def test_a_call_has_a_time_that_comes(llm: LLM, timeout: float) -> None:
+    with pytest.raises(
+        InvalidRequest, match=f"timeout is more than 0 s and at most 604800 s, not {re.escape(f'{timeout:g}')} s"
+    ):
+        llm.collective_rpc("marks.note", b"late", timeout=timeout)
+    assert llm.collective_rpc("marks.notes", timeout=20) == [b"[]"]
 
 
 def test_what_cannot_be_sent(llm: LLM) -> None:

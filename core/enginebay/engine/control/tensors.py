@@ -5,6 +5,7 @@ They are no part of ``Control``: weights do not cross sockets.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -14,20 +15,29 @@ from msgspec import Struct
 from enginebay.errors import InvalidRequest
 from enginebay.messages import Control, TensorPiece, WeightsChunk
 
-__all__ = ["AbortTensors", "ChunkOfTensors", "Command", "FinishTensors", "StartTensors", "chunks_of"]
+__all__ = ["AbortTensors", "ChunkOfTensors", "Command", "FinishTensors", "StartTensors", "chunks_of", "new_update"]
 
 _CHUNK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of tensors in one message: far below what a frame may have, and far above what a message costs."""
 _DTYPES: Final = ("float32", "bfloat16", "float16")
+_UPDATES: Final = itertools.count(1)
+
+
+def new_update() -> int:
+    """The number of an update: what belongs to one that was given up does nothing to the next."""
+    return next(_UPDATES)
 
 
 class StartTensors(Struct, frozen=True, kw_only=True, tag="start_tensors"):
-    """Weights will come in chunks."""
+    """Weights will come in chunks; what follows for them has the same ``update``, of ``new_update``."""
+
+    update: int
 
 
 class ChunkOfTensors(Struct, frozen=True, kw_only=True, tag="chunk_of_tensors"):
     """Some of them, for these ranks; None: for all."""
 
+    update: int
     chunk: WeightsChunk
     ranks: tuple[int, ...] | None = None
 
@@ -35,11 +45,14 @@ class ChunkOfTensors(Struct, frozen=True, kw_only=True, tag="chunk_of_tensors"):
 class FinishTensors(Struct, frozen=True, kw_only=True, tag="finish_tensors"):
     """They are in force from here on."""
 
+    update: int
     version: str = ""
 
 
 class AbortTensors(Struct, frozen=True, kw_only=True, tag="abort_tensors"):
-    """Forget them."""
+    """Forget them; nothing happens once they are in force, or when it is another update that runs."""
+
+    update: int
 
 
 Command = Control | StartTensors | ChunkOfTensors | FinishTensors | AbortTensors

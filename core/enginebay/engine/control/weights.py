@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from enginebay.engine.control.tensors import ChunkOfTensors, FinishTensors
+from enginebay.engine.control.tensors import AbortTensors, ChunkOfTensors, FinishTensors, StartTensors
 from enginebay.engine.control.worker_calls import WorkerCalls
 from enginebay.engine.life import WEIGHTS, Life
 from enginebay.engine.parts import CoreParts
@@ -52,30 +52,30 @@ class WeightsControl:
         self._read(life.path or self._parts.model_path, life.version)
         life.have_weights(path=life.path, version=life.version, given=False)
 
-    def begin(self) -> ControlDone:
+    def begin(self, command: StartTensors) -> ControlDone:
         """Chunks will come; until the end no request is taken."""
         self._check()
         self._start(StartWeightUpdate())
-        self._life.updating = True
+        self._life.updating = command.update
         return ControlDone()
 
     def chunk(self, command: ChunkOfTensors) -> ControlDone:
         """Hand one on. Whoever gives them aborts when this fails."""
-        self._check_begun()
+        self._check_begun(command.update)
         self._calls.ask(command.chunk, Ack, ranks=command.ranks)
         return ControlDone()
 
     def finish(self, command: FinishTensors) -> ControlDone:
         """They count from here on."""
-        self._check_begun()
+        self._check_begun(command.update)
         self._finish(command.version)
-        self._life.updating = False
+        self._life.updating = 0
         return self._done(path="", version=command.version, given=True)
 
-    def abort(self) -> ControlDone:
+    def abort(self, command: AbortTensors) -> ControlDone:
         """Forget them; the old weights serve."""
-        if self._life.updating:
-            self._life.updating = False
+        if self._life.updating == command.update:
+            self._life.updating = 0
             self._calls.try_all(AbortWeightUpdate())
         return ControlDone()
 
@@ -99,11 +99,12 @@ class WeightsControl:
         failed = {rank: failure for rank, failure in enumerate(failures) if failure is not None}
         if not failed:
             return
-        first = next(iter(failed.values()))
-        if len(failed) == len(failures):
-            self._calls.try_all(AbortWeightUpdate())
-        else:
+        first, *others = failed.values()
+        for other in others:
+            first.add_note(str(other))
+        if len(failed) < len(failures):
             self._life.void = f"an update ended on some ranks, and failed on rank {next(iter(failed))}"
+        self._calls.try_all(AbortWeightUpdate())  # else those that failed would take no other one
         raise first
 
     def _done(self, *, path: str, version: str, given: bool) -> ControlDone:
@@ -117,6 +118,6 @@ class WeightsControl:
         if WEIGHTS in self._life.missing and self._life.level == 1:
             raise EngineAsleep('the engine sleeps, and keeps its weights aside: wake_up with the tag "weights" first')
 
-    def _check_begun(self) -> None:
-        if not self._life.updating:
-            raise EngineBusy("no weights are being given: start an update first")
+    def _check_begun(self, update: int) -> None:
+        if self._life.updating != update:
+            raise EngineBusy("this update of the weights was given up: give them all again")

@@ -8,13 +8,27 @@ from typing import Any
 
 import msgspec
 
-from enginebay.engine.control.tensors import ChunkOfTensors, chunks_of
+from enginebay.engine.control.tensors import ChunkOfTensors, Command, chunks_of
 from enginebay.errors import InvalidRequest
-from enginebay.messages import CallWorkers, ControlDone, StartProfile, UpdateWeights
+from enginebay.messages import CallWorkers, Control, ControlDone, StartProfile, UpdateWeights
 
-__all__ = ["call_command", "paths_of", "profile_command", "tensor_commands", "update_command"]
+__all__ = ["call_command", "checked", "paths_of", "profile_command", "tensor_commands", "update_command"]
 
 Tensors = Iterable[tuple[str, Any]]
+
+
+def checked(command: Command) -> Command:
+    """The command, whose fields a program may have given any values. Raises ``InvalidRequest`` unless they can be sent.
+
+    It is the same for an engine in this process: what another's service would drop must not reach its thread.
+    """
+    if isinstance(command, Control):
+        try:
+            msgspec.convert(msgspec.to_builtins(command, builtin_types=(bytes,)), type(command))
+            msgspec.msgpack.encode(command)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(f"{command.__struct_config__.tag} cannot be asked so: {error}") from None
+    return command
 
 
 def update_command(
@@ -28,14 +42,16 @@ def update_command(
     return UpdateWeights(path=str(Path(path).absolute()), version=version)
 
 
-def tensor_commands(tensors: Tensors | None, per_rank: Mapping[int, Tensors] | None) -> Iterator[ChunkOfTensors]:
+def tensor_commands(
+    update: int, tensors: Tensors | None, per_rank: Mapping[int, Tensors] | None
+) -> Iterator[ChunkOfTensors]:
     """The tensors in chunks, for all ranks or for those that are named."""
     if tensors is not None:
         for chunk in chunks_of(tensors):
-            yield ChunkOfTensors(chunk=chunk)
+            yield ChunkOfTensors(update=update, chunk=chunk)
     for rank, its in (per_rank or {}).items():
         for chunk in chunks_of(its):
-            yield ChunkOfTensors(chunk=chunk, ranks=(rank,))
+            yield ChunkOfTensors(update=update, chunk=chunk, ranks=(rank,))
 
 
 def call_command(method: str, payload: object, per_rank: Sequence[object] | None, timeout: float | None) -> CallWorkers:

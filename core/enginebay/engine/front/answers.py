@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enginebay.engine.admission.admit import Ask
-from enginebay.errors import InvalidRequest
+from enginebay.errors import EnginebayError, InvalidRequest
 from enginebay.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprob, Usage
 
-__all__ = ["Choice", "Completion", "completion", "refusal"]
+__all__ = ["Choice", "Completion", "completion", "lost", "refusal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,19 @@ def completion(ask: Ask, prompt: str | None, outputs: Sequence[RequestOutput]) -
         choices=tuple(_choice(output, params) for output in ordered),
         usage=_sum([output.usage or Usage() for output in ordered]),
         prompt_logprobs=told if is_told else None,
+    )
+
+
+def lost(ask: Ask, prompt: str | None, outputs: Sequence[RequestOutput], error: EnginebayError) -> Completion:
+    """What stands for an answer when the engine, or the part of it that had the request, ended before it did."""
+    ended = {output.choice: _choice(output, ask.params) for output in outputs}
+    missing = Choice(index=0, text="", token_ids=(), finish_reason=FinishReason.ERROR, error=str(error))
+    return Completion(
+        request_id=ask.request_id,
+        prompt=prompt,
+        prompt_token_ids=ask.prompt_token_ids,
+        choices=tuple(ended.get(index, replace(missing, index=index)) for index in range(ask.params.n)),
+        usage=_sum([output.usage or Usage() for output in outputs]),
     )
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from enginebay.engine.client import LOOK_SECONDS
-from enginebay.engine.control.tensors import AbortTensors, Command, FinishTensors, StartTensors
-from enginebay.engine.control.words import call_command, paths_of, profile_command, tensor_commands, update_command
+from enginebay.engine.collector import LOOK_SECONDS
+from enginebay.engine.control.tensors import AbortTensors, Command, FinishTensors, StartTensors, new_update
+from enginebay.engine.control.words import (
+    call_command,
+    checked,
+    paths_of,
+    profile_command,
+    tensor_commands,
+    update_command,
+)
 from enginebay.engine.front.front import Front
 from enginebay.messages import ControlDone, Drain, ReadStatus, Resume, Sleep, StopProfile, WakeUp
 
@@ -44,13 +52,15 @@ class AsyncLLMControl(ABC):
         if command is not None:
             await self._ask(command)
             return
-        await self._ask(StartTensors())
+        update = new_update()
         try:
-            for chunk in tensor_commands(tensors, per_rank):
+            await self._ask(StartTensors(update=update))
+            for chunk in tensor_commands(update, tensors, per_rank):
                 await self._ask(chunk)
-            await self._ask(FinishTensors(version=version))
+            await self._ask(FinishTensors(update=update, version=version))
         finally:
-            await asyncio.shield(self._ask(AbortTensors()))  # does nothing once they are in force
+            asked = self._live().client.control(AbortTensors(update=update))  # does nothing once they are in force
+            await asyncio.shield(self._answer(asked))
 
     async def collective_rpc(
         self,
@@ -87,8 +97,11 @@ class AsyncLLMControl(ABC):
     def _live(self) -> Front: ...
 
     async def _ask(self, command: Command) -> ControlDone:
+        return await self._answer(self._live().client.control(checked(command)))
+
+    async def _answer(self, asked: Future[ControlDone]) -> ControlDone:
         client = self._live().client
-        waited = asyncio.wrap_future(client.control(command))
+        waited = asyncio.wrap_future(asked)
         while not (await asyncio.wait([waited], timeout=LOOK_SECONDS))[0]:
             client.check_alive()
         return waited.result()

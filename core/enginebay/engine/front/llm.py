@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from enginebay.engine.admission.options import BatchOptions, RequestOptions
-from enginebay.engine.client import Collector
-from enginebay.engine.front.answers import Choice, Completion, completion, refusal
+from enginebay.engine.collector import Collector
+from enginebay.engine.front.answers import Choice, Completion, completion, lost, refusal
 from enginebay.engine.front.bar import answers_bar
 from enginebay.engine.front.front import ConfigLike, Front, Message, Prompt, Request, each_request
 from enginebay.engine.front.llm_control import LLMControl
+from enginebay.engine.front.stream import Stream
 from enginebay.engine.parts import EngineStats
-from enginebay.engine.port import EnginePort
-from enginebay.engine.sinks import PendingDelta
-from enginebay.errors import EngineDead, InvalidRequest, UnknownRequest
+from enginebay.errors import EnginebayError, EngineDead, InvalidRequest
 from enginebay.messages import RequestOutput, SamplingParams
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime
@@ -124,7 +121,8 @@ class LLM(LLMControl):
         plugin name), ``adapter`` and ``traceparent``: one value for all prompts, or a list with one each.
 
         Raises ``InvalidRequest`` that names the prompt's index before any of them runs; with ``errors="return"`` the
-        others run, and it is told in the ``Completion.error`` of that prompt, as is what fails while it runs.
+        others run, and it is told in the ``Completion.error`` of that prompt, as is what fails while it runs: also
+        the end of the group that had it, while others are there.
         ``progress`` draws a bar on stderr.
         """
         many: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
@@ -183,40 +181,56 @@ class LLM(LLMControl):
             raise InvalidRequest(f'errors is "raise" or "return", not {errors!r}', param="errors")
         refused: dict[int, InvalidRequest] | None = {} if errors == "return" else None
         requests = each_request(prompts, params, options, make, alone=alone, refused=refused)
-        ended = self._finish([request for request in requests if request is not None], progress=progress)
+        runs = [request for request in requests if request is not None]
+        ended, failed = self._finish(runs, progress=progress, apart=refused is not None)
         return [
             refusal(prompts[index], (refused or {})[index])
             if request is None
-            else completion(request.ask, request.prompt, ended[request.ask.request_id])
+            else _answer(request, ended[request.ask.request_id], failed.get(request.ask.request_id))
             for index, request in enumerate(requests)
         ]
 
-    def _finish(self, requests: Sequence[Request], *, progress: bool) -> dict[str, list[RequestOutput]]:
-        """Run the requests to the ends of all their choices; what interrupts this aborts those that have not ended."""
+    def _finish(
+        self, requests: Sequence[Request], *, progress: bool, apart: bool
+    ) -> tuple[dict[str, list[RequestOutput]], dict[str, EnginebayError]]:
+        """Run the requests to the ends of all their choices; what interrupts this aborts those that have not ended.
+
+        ``apart``: one that is lost does not interrupt it, unless the whole engine is; the errors of these by id.
+        """
         client = self._front.client
         collector = Collector(only_ends=True)
         ended: dict[str, list[RequestOutput]] = {}
+        failed: dict[str, EnginebayError] = {}
+        sinks = {
+            request.ask.request_id: collector.apart(request.ask.request_id) if apart else collector
+            for request in requests
+        }
+        choices = {request.ask.request_id: request.ask.params.n for request in requests}
         unfinished = sum(request.ask.params.n for request in requests)
         try:
             with answers_bar(unfinished) if progress else contextlib.nullcontext() as advance:
                 ended.update((request.ask.request_id, []) for request in requests)
                 if requests:
-                    asks = [(request.ask, collector) for request in requests]
+                    asks = [(request.ask, sinks[request.ask.request_id]) for request in requests]
                     client.add_requests(asks, operation=requests[0].operation, validated=True)
                 while unfinished:
-                    outputs = collector.wait(client)
-                    unfinished -= len(outputs)
+                    outputs, lost_now = collector.wait_for_each(client)
                     for output in outputs:
                         ended[output.request_id].append(output)
+                    failed.update(lost_now)
+                    num_ended = len(outputs) + sum(choices[one] - len(ended[one]) for one in lost_now)
+                    unfinished -= num_ended
                     if advance is not None:
-                        advance(len(outputs))
+                        advance(num_ended)
+                if failed:
+                    client.check_alive()
         except BaseException:
             for request in requests:
                 request_id = request.ask.request_id
                 if request_id in ended and len(ended[request_id]) < request.ask.params.n:
-                    client.abort_quietly(request_id, collector)
+                    client.abort_quietly(request_id, sinks[request_id])
             raise
-        return ended
+        return ended, failed
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:
@@ -227,85 +241,7 @@ class LLM(LLMControl):
         return self._front
 
 
-class Stream(Iterator[RequestOutput]):
-    """The deltas of one request, as they come; a slow reader gets fewer and longer ones, and no gap.
-
-    Those of several choices come one after the other, each with its ``choice``; each ends with a ``finish_reason``.
-
-    It has one reader at a time, and may be closed from any thread, which ends the reader's loop.
-    It keeps its engine from being forgotten, so ``LLM(…).stream(…)`` can be read to its end.
-    """
-
-    def __init__(self, owner: LLM, client: EnginePort, request: Request) -> None:
-        self._owner = owner
-        self._client = client
-        self._request = request
-        self._collector = Collector()
-        self._arrived: deque[RequestOutput] = deque()
-        self._read: dict[int, PendingDelta] = {}
-        self._reading = threading.Lock()
-        self._num_ended = 0
-        self._ended = False
-        client.add_request(request.ask, self._collector, operation=request.operation, validated=True)
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self._request.ask.request_id
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> RequestOutput:
-        if self._ended:
-            raise StopIteration
-        if not self._reading.acquire(blocking=False):
-            raise RuntimeError(f"the stream of request {self.request_id!r} is being read already: it has one reader")
-        try:
-            return self._next()
-        finally:
-            self._reading.release()
-
-    def _next(self) -> RequestOutput:
-        try:
-            if not self._arrived:
-                self._arrived.extend(self._collector.wait(self._client))
-        except BaseException:
-            self.close()
-            raise
-        if self._ended:  # closed by another thread meanwhile
-            raise StopIteration
-        output = self._arrived.popleft()
-        self._read.setdefault(output.choice, PendingDelta()).add(output)
-        self._num_ended += output.finish_reason is not None
-        if self._num_ended == self._request.ask.params.n:
-            self._ended = True
-        return output
-
-    def completion(self) -> Completion:
-        """The whole answer: what was read, and what is left, which is waited for.
-
-        Raises ``UnknownRequest`` when the stream was closed before its end.
-        """
-        for _ in self:
-            pass
-        outputs = [read.whole() for read in self._read.values()]
-        if len([output for output in outputs if output.finish_reason is not None]) < self._request.ask.params.n:
-            raise UnknownRequest(f"the stream of request {self.request_id!r} was closed before its end")
-        return completion(self._request.ask, self._request.prompt, outputs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if "_ended" in self.__dict__:
-            self.close()
-
-    def close(self) -> None:
-        """Abort the request, if it has not ended."""
-        if not self._ended:
-            self._ended = True
-            self._client.abort_quietly(self.request_id, self._collector)
+def _answer(request: Request, outputs: Sequence[RequestOutput], error: EnginebayError | None) -> Completion:
+    if error is not None:
+        return lost(request.ask, request.prompt, outputs, error)
+    return completion(request.ask, request.prompt, outputs)

@@ -7,9 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.engine.client import LOOK_SECONDS
-from enginebay.engine.control.tensors import AbortTensors, Command, FinishTensors, StartTensors
-from enginebay.engine.control.words import call_command, paths_of, profile_command, tensor_commands, update_command
+from enginebay.engine.collector import LOOK_SECONDS
+from enginebay.engine.control.tensors import AbortTensors, Command, FinishTensors, StartTensors, new_update
+from enginebay.engine.control.words import (
+    call_command,
+    checked,
+    paths_of,
+    profile_command,
+    tensor_commands,
+    update_command,
+)
 from enginebay.engine.front.front import Front
 from enginebay.messages import ControlDone, Drain, ReadStatus, Resume, Sleep, StopProfile, WakeUp
 
@@ -56,13 +63,14 @@ class LLMControl(ABC):
         if command is not None:
             self._ask(command)
             return
-        self._ask(StartTensors())
+        update = new_update()
         try:
-            for chunk in tensor_commands(tensors, per_rank):
+            self._ask(StartTensors(update=update))
+            for chunk in tensor_commands(update, tensors, per_rank):
                 self._ask(chunk)
-            self._ask(FinishTensors(version=version))
+            self._ask(FinishTensors(update=update, version=version))
         finally:
-            self._ask(AbortTensors())  # does nothing once they are in force
+            self._ask(AbortTensors(update=update))  # does nothing once they are in force
 
     def collective_rpc(
         self,
@@ -115,7 +123,7 @@ class LLMControl(ABC):
 
     def _ask(self, command: Command) -> ControlDone:
         front = self._open_front()
-        answer, runtime = front.client.control(command), front.runtime
+        answer, runtime = front.client.control(checked(command)), front.runtime
         while True:
             try:
                 return runtime.wait(answer, runtime.clock.now() + LOOK_SECONDS)

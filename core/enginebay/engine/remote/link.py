@@ -12,7 +12,7 @@ import msgspec
 
 from enginebay.engine.remote.requests import RemoteRequests
 from enginebay.engine.service.words import error_of
-from enginebay.errors import ConfigError, EnginebayError, EngineDead
+from enginebay.errors import ConfigError, EnginebayError, EngineDead, InvalidRequest
 from enginebay.messages import (
     Answer,
     Delta,
@@ -29,6 +29,7 @@ from enginebay.messages import (
 from enginebay.runfolder import sweep
 from enginebay.runtime import Clock, Spawner, Thread
 from enginebay.transport.front_address import FrontAddress
+from enginebay.transport.front_door import MAX_FRONT_BYTES
 from enginebay.transport.front_keys import ClientKeys
 from enginebay.transport.front_wire import Connected, FrontWire, Line, Lost, Received, check_listening
 
@@ -136,6 +137,7 @@ class RemoteLink:
         late = now - self._next_tick if self._next_tick else 0.0
         self._next_tick = now + _TICK_SECONDS
         self._requests.acknowledge_all()
+        self._requests.fail_overdue(now, self._who)
         if not self._requests.is_waited_for or late > _TICK_SECONDS:  # it was us who were stopped
             self._heard_at = now
         elif self._welcome is not None and self._lost_at is None and now - self._heard_at > _SILENCE_SECONDS:
@@ -210,7 +212,12 @@ class RemoteLink:
                 message = mail.popleft()
             except IndexError:  # emptied by another thread: it is over
                 return
-            if not self._wire.send(line, _ENCODER.encode(message)):
+            try:
+                body = _encoded(message)
+            except EnginebayError as error:
+                self._requests.refuse(message, error)
+                continue
+            if not self._wire.send(line, body):
                 mail.appendleft(message)
                 self._is_stuck = True
                 return
@@ -245,3 +252,20 @@ class RemoteLink:
         except PermissionError:
             pass  # another's by now, or there: it is not ours to tell
         return f"the engine (pid {self._welcome.pid}) is gone: it has closed the connection"
+
+
+def _encoded(message: FromFront) -> bytes:
+    """The message as it is sent. Raises ``InvalidRequest`` for what no message can hold, or the engine would not take.
+
+    The engine hangs up on a longer one, and everything else of this session would end with it.
+    """
+    try:
+        body = _ENCODER.encode(message)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"that cannot be sent to the engine: {type(error).__name__}: {error}") from None
+    if len(body) > MAX_FRONT_BYTES:
+        raise InvalidRequest(
+            f"that is {len(body):,} bytes as a message to the engine, and it takes at most {MAX_FRONT_BYTES:,}: send "
+            "less at once, or have the workers read it from a file"
+        )
+    return body

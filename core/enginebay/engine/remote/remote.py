@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_id, check_size, validate
-from enginebay.engine.client import LOOK_SECONDS
+from enginebay.engine.collector import LOOK_SECONDS
 from enginebay.engine.control.tensors import Command
 from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
@@ -29,9 +29,12 @@ from enginebay.messages import (
     AskControl,
     AskedRequest,
     AskStats,
+    CallWorkers,
     CheckRequest,
     Control,
     ControlDone,
+    Drain,
+    ReadStatus,
     SamplingParams,
     Submit,
     Welcome,
@@ -199,9 +202,19 @@ class RemoteClient:
                 "read, and update the weights from that path",
                 param="tensors",
             )
-        answer = self._requests.question(lambda number: AskControl(number=number, command=command), ControlDone)
+        deadline = self.now + self._patience_with(command)
+        answer = self._requests.question(
+            lambda number: AskControl(number=number, command=command), ControlDone, deadline
+        )
         self._link.wake()
         return answer
+
+    def _patience_with(self, command: Control) -> float:
+        """Seconds after which its answer will not come."""
+        if isinstance(command, ReadStatus):
+            return self.welcome.patience
+        own = command.timeout if isinstance(command, Drain | CallWorkers) else None
+        return self.welcome.command_patience + self.welcome.groups * (own or 0.0)
 
     def ask_to_stop(self) -> None:
         """Leave, and wait for nothing: from any thread, at any time."""

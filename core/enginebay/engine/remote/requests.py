@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from enginebay.engine.admission.admit import Ask
 from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.service.words import error_of
-from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead
+from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, WorkerHung
 from enginebay.messages import (
     AbortRequest,
     AskControl,
@@ -52,13 +53,22 @@ class _Waiting:
         self.is_aborted = False
 
 
+@dataclass(frozen=True)
+class _Question:
+    """Who waits for an answer, by which line it was asked, and until when it makes sense to wait."""
+
+    answer: Future[Any]
+    is_control: bool
+    deadline: float | None
+
+
 class RemoteRequests:
     """Everything is thread-safe. ``control`` and ``data`` are what is to be sent by each line, oldest first."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
         self._live: dict[str, _Waiting] = {}
-        self._questions: dict[int, tuple[Future[Any], bool]] = {}
+        self._questions: dict[int, _Question] = {}
         self._num_asked = 0
         self._end: EnginebayError | None = None
         self.data: deque[FromFront] = deque()
@@ -101,8 +111,13 @@ class RemoteRequests:
             self.data.append(message)
             return True
 
-    def question(self, make: Callable[[int], AskControl | AskStats | CheckRequest], kind: type[T]) -> Future[T]:
-        """Queue a question; the future has its answer. Raises the engine's end."""
+    def question(
+        self,
+        make: Callable[[int], AskControl | AskStats | CheckRequest],
+        kind: type[T],
+        deadline: float | None = None,
+    ) -> Future[T]:
+        """Queue a question; the future has its answer, or after ``deadline`` an error. Raises the engine's end."""
         answer: Future[T] = Future()
         with self._lock:
             if self._end is not None:
@@ -110,7 +125,7 @@ class RemoteRequests:
             self._num_asked += 1
             message = make(self._num_asked)
             is_control = not isinstance(message, CheckRequest)
-            self._questions[self._num_asked] = answer, is_control
+            self._questions[self._num_asked] = _Question(answer, is_control, deadline)
             (self.control if is_control else self.data).append(message)
         return answer
 
@@ -165,28 +180,49 @@ class RemoteRequests:
     def answer(self, message: Answered | Stats | Refusal) -> None:
         """Hand an answer to who asked."""
         with self._lock:
-            answer, _ = self._questions.pop(message.number, (None, False))
-        if answer is None:
+            asked = self._questions.pop(message.number, None)
+        if asked is None:
             return
         try:
             if isinstance(message, Refusal):
-                answer.set_exception(error_of(message.kind, message.message, message.param))
+                asked.answer.set_exception(error_of(message.kind, message.message, message.param))
             else:
-                answer.set_result(_STATS.decode(message.stats) if isinstance(message, Stats) else message.done)
+                asked.answer.set_result(_STATS.decode(message.stats) if isinstance(message, Stats) else message.done)
         except InvalidStateError:
             return  # who asked has given up
 
     def fail_questions(self, error: EnginebayError, *, is_control: bool) -> None:
         """The line by which these were asked is down."""
         with self._lock:
-            lost = {number: one for number, one in self._questions.items() if one[1] is is_control}
-            for number in lost:
-                del self._questions[number]
+            lost = self._pop_questions(lambda _, one: one.is_control is is_control)
             if is_control:
                 self.control.clear()
-        for answer, _ in lost.values():
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(copy.copy(error))
+        _fail(lost, error)
+
+    def fail_overdue(self, now: float, who: str) -> None:
+        """An answer that has not come in its time will not come."""
+        with self._lock:
+            overdue = self._pop_questions(lambda _, one: one.deadline is not None and now > one.deadline)
+        _fail(
+            overdue,
+            WorkerHung(
+                f"the engine ({who}) has not answered in the time that it may take for this: its status tells what "
+                "it does; whether it has done what was asked is not known"
+            ),
+        )
+
+    def refuse(self, message: FromFront, error: EnginebayError) -> None:
+        """A message cannot be sent: who waits for what would come of it is told, and nobody else is harmed."""
+        if isinstance(message, Submit):
+            with self._lock:
+                names = [request.request_id for request in message.requests]
+                waiting = [self._live.pop(name) for name in names if name in self._live]
+            for one in waiting:
+                one.sink.fail(copy.copy(error))
+        elif isinstance(message, AskControl | AskStats | CheckRequest):
+            with self._lock:
+                asked = self._pop_questions(lambda number, _: number == message.number)
+            _fail(asked, error)
 
     def die(self, error: EnginebayError) -> None:
         """The engine, or the connection, has ended: everybody who waits is told, once; the first end counts."""
@@ -201,6 +237,17 @@ class RemoteRequests:
         for is_control in (False, True):
             self.fail_questions(error, is_control=is_control)
 
+    def _pop_questions(self, is_meant: Callable[[int, _Question], bool]) -> list[_Question]:
+        numbers = [number for number, one in self._questions.items() if is_meant(number, one)]
+        return [self._questions.pop(number) for number in numbers]
+
     def _acknowledge(self, waiting: _Waiting) -> None:
         waiting.bytes_to_acknowledge = 0
         self.data.append(Taken(request_id=waiting.request_id, number=waiting.arrived))
+
+
+def _fail(questions: Sequence[_Question], error: EnginebayError) -> None:
+    """Tell each who still waits, with an error of its own."""
+    for one in questions:
+        if one.answer.set_running_or_notify_cancel():
+            one.answer.set_exception(copy.copy(error))

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
 import msgspec
 
 from enginebay.engine.client import InProcessClient
-from enginebay.engine.control.tensors import Command
+from enginebay.engine.control.tensors import AbortTensors, Command
 from enginebay.engine.parts import EngineStats
-from enginebay.errors import EnginebayError, EngineDead, InvalidRequest, WorkerFailed
-from enginebay.messages import CallWorkers, ControlDone, Drain, ReadStatus, SchedulerStats, StopEngine
+from enginebay.errors import EnginebayError, EngineDead, InvalidRequest
+from enginebay.messages import (
+    CallWorkers,
+    ControlDone,
+    Drain,
+    ReadStatus,
+    Resume,
+    SchedulerStats,
+    StopEngine,
+    StopProfile,
+)
 from enginebay.runtime import Runtime
 
 __all__ = ["ControlInTurn", "SummedStats", "end_of_all", "for_each_group", "merged", "summed"]
@@ -21,6 +31,9 @@ T = TypeVar("T")
 
 _AT_ONCE = (ReadStatus, Drain, StopEngine)
 """What changes nothing in a group that another must not do without."""
+
+_BY_ALL = (AbortTensors, Resume, StopProfile)
+"""What undoes something: it is done by the others also where one could not."""
 
 
 def merged(values: Sequence[dict[str, str]]) -> dict[str, str]:
@@ -103,78 +116,80 @@ class ControlInTurn(Future[ControlDone]):
         command: Command,
         groups: Sequence[int],
         send: Callable[[int], Future[ControlDone]],
+        on_end: Callable[[BaseException | None, int], None] = lambda error, num_done: None,
+        facts: Mapping[str, str] | None = None,
     ) -> None:
+        """``on_end`` is told, before whoever waits is, of the error and of how many groups have done it; ``facts`` are
+        said in the place of what the groups say."""
         super().__init__()
+        self._on_end = on_end
+        self._facts = facts or {}
         self._runtime = runtime
         self._name = str(command.__struct_config__.tag)
         self._groups = groups
         self._send = send
         self._parts: list[Future[ControlDone]] = []
         if isinstance(command, _AT_ONCE):
-            self._parts = [send(index) for index in range(len(groups))]
+            self._parts = [self._asked(index) for index in range(len(groups))]
             for part in self._parts:
                 part.add_done_callback(self._look)
         else:
+            self._goes_on = isinstance(command, _BY_ALL)
             self._next()
 
-    def _next(self) -> None:
+    def _asked(self, index: int) -> Future[ControlDone]:
         try:
-            self._parts.append(self._send(len(self._parts)))
-        except EnginebayError as error:
-            self._fail(len(self._parts), error)
-            return
+            return self._send(index)
+        except EnginebayError as error:  # it has ended by now
+            gone: Future[ControlDone] = Future()
+            gone.set_exception(error)
+            return gone
+
+    def _next(self) -> None:
+        self._parts.append(self._asked(len(self._parts)))
         self._parts[-1].add_done_callback(self._after)
 
     def _after(self, part: Future[ControlDone]) -> None:
-        error = part.exception()
-        if error is not None:
-            self._fail(len(self._parts) - 1, error)
-        elif len(self._parts) < len(self._groups):
+        if len(self._parts) < len(self._groups) and (self._goes_on or part.exception() is None):
             self._next()
         else:
-            self._succeed()
+            self._conclude()
 
     def _look(self, _: Future[ControlDone]) -> None:
-        if not all(part.done() for part in self._parts):
-            return
-        for index, part in enumerate(self._parts):
-            error = part.exception()
-            if error is not None:
-                self._fail(index, error)
+        if all(part.done() for part in self._parts):
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """The answers together, or the first group's error; where others have done it already, it says so."""
+        errors = [part.exception() for part in self._parts]
+        done = [str(group) for group, error in zip(self._groups, errors, strict=False) if error is None]
+        failed = [
+            self._with_those(error, self._groups[index], done)
+            for index, error in enumerate(errors)
+            if error is not None
+        ]
+        try:
+            self._on_end(failed[0] if failed else None, len(done))
+            if failed:
+                self.set_exception(failed[0])
                 return
-        self._succeed()
-
-    def _succeed(self) -> None:
-        done = _values(self._runtime, self._parts)
-        values = tuple(value for one in done for value in one.values)
-        try:
-            self.set_result(ControlDone(values=values, facts=merged([one.facts for one in done])))
-        except InvalidStateError:
+            answers = _values(self._runtime, self._parts)
+            values = tuple(value for one in answers for value in one.values)
+            self.set_result(ControlDone(values=values, facts={**merged([one.facts for one in answers]), **self._facts}))
+        except InvalidStateError:  # two parts ended at the same time, and the other was first
             return
 
-    def _fail(self, index: int, error: BaseException) -> None:
-        """The group's own error; where others have done it already, it says so."""
-        try:
-            if index and not isinstance(error, WorkerFailed):
-                done = ", ".join(str(group) for group in self._groups[:index])
-                error = _reworded(
-                    error,
-                    f"group {self._groups[index]} did not {self._name}, which group {done} did already: {error}",
-                )
-            self.set_exception(error)
-        except InvalidStateError:
-            return
+    def _with_those(self, error: BaseException, group: int, done: Sequence[str]) -> BaseException:
+        if not done or not isinstance(error, EnginebayError):
+            return error
+        said = copy.copy(error)
+        said.args = (f"group {group} did not {self._name}, which group {', '.join(done)} did already: {error}",)
+        return said
 
 
 def _values(runtime: Runtime, done: Sequence[Future[T]]) -> list[T]:
     """What is there already."""
     return [runtime.wait(one, runtime.clock.now()) for one in done]
-
-
-def _reworded(error: BaseException, text: str) -> BaseException:
-    if isinstance(error, InvalidRequest):
-        return type(error)(text, param=error.param)
-    return type(error)(text) if isinstance(error, EnginebayError) else error
 
 
 def end_of_all(errors: Sequence[EnginebayError]) -> EnginebayError:

@@ -4,8 +4,7 @@ Decision: a loop for each group. The design lets one core wait on the futures of
 does the same with less. A group that hangs, loads or is being respawned holds up no other, since nothing is shared but
 the router's numbers; a group's death is its own, and the core stays the one that a single group has, with its one
 step, one ledger and one scheduler. The threads wait nearly always (on a worker's answer, which releases the GIL).
-A violating change looks like: a core with two executors, a ledger that two loops write, or a step that waits for two
-groups.
+A violating change: a core with two executors, a ledger that two loops write, a step that waits for two groups.
 """
 
 from __future__ import annotations
@@ -16,14 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_id
-from enginebay.engine.client import LOOK_SECONDS, InProcessClient
+from enginebay.engine.client import InProcessClient
+from enginebay.engine.collector import LOOK_SECONDS
 from enginebay.engine.control.tensors import Command
 from enginebay.engine.core import EngineCore
 from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
-from enginebay.engine.replicas.gathering import ControlInTurn, SummedStats, end_of_all, for_each_group
+from enginebay.engine.replicas.gathering import SummedStats, end_of_all, for_each_group
 from enginebay.engine.replicas.placement import Place, Placement
 from enginebay.engine.replicas.routing import Router
+from enginebay.engine.replicas.unison import Unison
 from enginebay.engine.spans import TEXT_COMPLETION
 from enginebay.errors import EnginebayError, EngineDead, RequestError, UnknownRequest
 from enginebay.messages import ControlDone, SamplingParams
@@ -60,6 +61,7 @@ class ReplicaSet:
         self._runtime = cores[0].runtime
         self._lock = threading.RLock()  # of what follows; a dropped stream may abort from within any allocation
         self._num_ended = 0
+        self._unison = Unison()
         self._stop_deadline: float | None = None
         self._cores = tuple(cores)
         self._clients = tuple(self._client(core) for core in cores)
@@ -99,11 +101,13 @@ class ReplicaSet:
     def grow(self, another: Callable[[int, EngineCore], EngineCore]) -> int:
         """Start one more group by ``another(number, a core whose weights it may have)``; its number."""
         self.check_alive()
-        self._look()
-        living = [core for core, load in zip(self._cores, self._places.loads(), strict=True) if load is not None]
+        living = [core for core, load in zip(self._cores, self.loads, strict=True) if load is not None]
         if not living:
             raise self._end()
-        return self.add(another(len(self._cores), living[0]))
+        with self._unison.growing():
+            core = another(len(self._cores), living[0])
+            core.life.draining = living[0].life.draining
+            return self.add(core)
 
     @property
     def loads(self) -> tuple[int | None, ...]:
@@ -158,6 +162,7 @@ class ReplicaSet:
             asks = [(self.validate(ask), sink) for ask, sink in asks]
         if not self.is_of_this_process:
             self.check_alive()
+        self._unison.check()
         while asks:
             asks = self._send(asks, operation)
 
@@ -242,9 +247,8 @@ class ReplicaSet:
         self.check_alive()
         groups = [group for group, load in enumerate(self.loads) if load is not None]
         commands = for_each_group(command, [self._num_ranks] * len(groups))
-        return ControlInTurn(
-            self._runtime, command, groups, lambda index: self._clients[groups[index]].control(commands[index])
-        )
+        clients = [self._clients[group] for group in groups]
+        return self._unison.control(self._runtime, command, groups, lambda i: clients[i].control(commands[i]))
 
     def ask_to_stop(self) -> None:
         """Ask all groups for their ends and wait for nothing: from any thread, at any time."""

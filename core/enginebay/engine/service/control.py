@@ -34,6 +34,17 @@ from enginebay.transport.front_keys import Role
 __all__ = ["ControlTalk"]
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_CHECK: Final = CheckRequest.__struct_config__.tag
+
+
+class _Head(msgspec.Struct):
+    """What every question has, whatever else is in it."""
+
+    type: str
+    number: int
+
+
+_HEAD: Final[msgspec.msgpack.Decoder[_Head]] = msgspec.msgpack.Decoder(_Head)
 
 Say = Callable[[Peer, ToFront], None]
 
@@ -68,6 +79,16 @@ class ControlTalk:
             case _:
                 return False
         return True
+
+    def refuse_unread(self, arrival: Arrival) -> None:
+        """Tell who asked that the question could not be read, if so much of it can be that there is a number."""
+        try:
+            head = _HEAD.decode(arrival.body)
+        except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
+            return
+        if arrival.peer.is_control or head.type == _CHECK:
+            error = InvalidRequest("the engine cannot read what it was asked: use the same release at both ends")
+            self._say(arrival.peer, _refusal(head.number, error))
 
     def check(self, peer: Peer, check: CheckRequest) -> None:
         """Say what is wrong with a request."""

@@ -166,6 +166,7 @@ class EngineService:
             message = _DECODER.decode(arrival.body)
         except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
             self.num_damaged += 1
+            self._control.refuse_unread(arrival)
             return
         if arrival.peer.is_control:
             self.num_damaged += not self._control.hear(arrival, message)

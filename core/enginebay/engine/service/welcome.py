@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket as sockets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from enginebay.config import DeadlinesConfig
 from enginebay.engine.admission.limits import AdmissionLimits
+from enginebay.engine.port import command_patience, patience
 from enginebay.engine.service.words import limits_told
 from enginebay.messages import ModelInfo, Welcome
 from enginebay.transport.front_keys import Role
@@ -21,17 +23,18 @@ __all__ = ["Served", "boot_id", "welcome"]
 class Served:
     """What front ends are told of the engine, and how long it has patience with them, in seconds.
 
-    ``patience``: within it a step ends. ``stall``: without a sign that what was sent is read, ``resume``: within which
-    a front end whose connection broke may come back; then its requests are aborted.
+    By ``deadlines`` front ends know when an answer will not come. ``stall``: without a sign that what was sent is
+    read, ``resume``: within which a front end whose connection broke may come back; then its requests are aborted.
     """
 
     model: ModelInfo
     tokenizer: Path | None
     in_force: dict[str, str]
     limits: AdmissionLimits
-    patience: float = 660.0
+    deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     stall: float = 60.0
     resume: float = 10.0
+    groups: int = 1
 
 
 def welcome(
@@ -50,7 +53,9 @@ def welcome(
         roles=roles,
         known=known,
         control_port=control_port,
-        patience=served.patience,
+        patience=patience(served.deadlines.step, served.deadlines.stop),
+        command_patience=command_patience(served.deadlines, served.groups),
+        groups=served.groups,
     )
 
 

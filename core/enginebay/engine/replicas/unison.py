@@ -1,0 +1,78 @@
+"""Whether the groups of an engine are alike: what changes one of them changes all, or requests are refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from enginebay.engine.control.controls import QUIET
+from enginebay.engine.control.tensors import AbortTensors, Command, FinishTensors
+from enginebay.engine.replicas.gathering import ControlInTurn
+from enginebay.errors import EngineAsleep, EngineBusy
+from enginebay.messages import ControlDone, ReadStatus, UpdateWeights
+from enginebay.runtime import Runtime
+
+__all__ = ["Unison"]
+
+_WEIGHTS = (UpdateWeights, FinishTensors)
+"""After one of these that only some groups did, two answers to one prompt would be of different weights."""
+
+
+class Unison:
+    """Keeps a new group's start and changes of those that run apart, and remembers a change that was not made by all.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_changing = 0
+        self._num_growing = 0
+        self._at_odds = ""
+
+    def check(self) -> None:
+        """Raise when the groups have different weights."""
+        if self._at_odds:
+            raise EngineAsleep(
+                f"the groups of the engine have different weights: {self._at_odds}; update the weights, and ask again"
+            )
+
+    @contextmanager
+    def growing(self) -> Iterator[None]:
+        """While a group starts: it has the weights of one that must keep them for so long."""
+        self.check()
+        with self._lock:
+            if self._num_changing:
+                raise EngineBusy(
+                    "no group is started while the engine's weights or memory change: ask again in a while"
+                )
+            self._num_growing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_growing -= 1
+
+    def control(
+        self, runtime: Runtime, command: Command, groups: Sequence[int], send: Callable[[int], Future[ControlDone]]
+    ) -> Future[ControlDone]:
+        """``ControlInTurn``. Raises when the command has to wait."""
+        if not isinstance(command, QUIET) or isinstance(command, AbortTensors):
+            at_odds = self._at_odds and isinstance(command, ReadStatus)
+            return ControlInTurn(
+                runtime, command, groups, send, facts={"state": "groups of different weights"} if at_odds else None
+            )
+        with self._lock:
+            if self._num_growing:
+                raise EngineBusy(f"{command.__struct_config__.tag} has to wait: another group is being started")
+            self._num_changing += 1
+
+        def ended(error: BaseException | None, num_done: int) -> None:
+            with self._lock:
+                self._num_changing -= 1
+                if isinstance(command, _WEIGHTS) and num_done:
+                    self._at_odds = "" if error is None else str(error)
+
+        return ControlInTurn(runtime, command, groups, send, ended)
