@@ -342,6 +342,7 @@ class FakeOptions(Options):
 
     step_seconds: Annotated[float, Field(ge=0, description="How long each step takes.")] = 0.0
     fail: Annotated[str, Field(description="Name of the method that raises.")] = ""
+    announce: Annotated[int, Field(ge=0, description="Seconds that each step asks for; 0: none.")] = 0
 
 
 class FakeExtra(Options):
@@ -384,6 +385,8 @@ class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         rows = self.table.begin_step(scheduler_output)
+        if self.context.options.announce:
+            self.context.announce(self.context.options.announce)
         time.sleep(self.context.options.step_seconds)
         prompts = {one.row.request_id: bytes(t for t in one.row.token_ids if t < BOS) for one in rows}
         if any(b"crash" in prompt for prompt in prompts.values()):

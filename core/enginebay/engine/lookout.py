@@ -15,13 +15,15 @@ from enginebay.interfaces import Executor, RankHealth
 from enginebay.messages import Replies
 from enginebay.runtime import Runtime
 
-__all__ = ["Look", "Lookout", "Verdict", "busy", "describe", "judge"]
+__all__ = ["Look", "Lookout", "Verdict", "announced", "busy", "describe", "judge"]
 
 _log = logging.getLogger(__name__)
 
 _BETWEEN_LOOKS: Final = 1.0
 _STOOD_STILL: Final = 1.0
 """A wait that ends so many seconds late was not late by load."""
+_MOST_ANNOUNCED: Final = 3600.0
+"""Seconds that a worker may ask for with one heartbeat."""
 _BEATS: Final = 3
 _STACK_SECONDS: Final = 2.0
 _IDLE: Final = "idle"
@@ -62,6 +64,11 @@ def judge(rank: RankHealth, waited: float, before: RankHealth | None, *, limit: 
     return Verdict.HUNG if before is not None and before.state == "stopped" else Verdict.SUSPECT
 
 
+def announced(ranks: Iterable[RankHealth]) -> float:
+    """Seconds that are left of what the workers have asked for; none, or less: nothing is announced."""
+    return max((min(rank.budget, _MOST_ANNOUNCED) - rank.age for rank in ranks if rank.budget), default=0.0)
+
+
 def describe(rank: RankHealth) -> str:
     """``rank 1 has been in execute_model of step 41 for 17 s (its process is stopped)``."""
     where = rank.phase or "its start"
@@ -92,7 +99,7 @@ class Lookout:
 
         Raises ``WorkerLost`` as soon as a death is reported, ``WorkerHung`` once a rank is judged so, ``TimeoutError``
         at the deadline. The deadline moves when this process stood still (SIGSTOP, a machine asleep): an answer may
-        have come meanwhile that nobody could read.
+        have come meanwhile that nobody could read; and to the end of what a worker has announced (X6).
         """
         now = self._runtime.clock.now
         begun, late, before = now(), 0.0, Look(waited=0.0, ranks=())
@@ -107,7 +114,10 @@ class Lookout:
                     return self._watch.wait(self._runtime, future, deadline)
                 behind = max(0.0, at - until)
                 if until >= deadline and behind < _STOOD_STILL:
-                    raise
+                    left = announced(self._executor.health().ranks) if looks else 0.0
+                    if left <= 0.0:
+                        raise
+                    deadline = at + left
             late += behind
             if behind >= _STOOD_STILL:
                 deadline = max(deadline + behind, at + _BETWEEN_LOOKS)

@@ -92,13 +92,17 @@ class PendingCall:
 @dataclass(frozen=True, kw_only=True)
 class RankHealth:
     """One worker by its last heartbeat: the phase that it said it enters ("execute_model", "idle"), the step where it
-    is in one (else -1), the heartbeat's age in seconds, and the process's state ("running", "stopped", "gone", "")."""
+    is in one (else -1), the heartbeat's age in seconds, and the process's state ("running", "stopped", "gone", "").
+
+    ``budget``: seconds that it asked for with that heartbeat (a compile, a first run), so that no deadline of a step
+    ends it before; 0: none."""
 
     rank: int
     phase: str = ""
     step: int = -1
     age: float = 0.0
     state: str = ""
+    budget: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,8 @@ class WorkerChannel(Protocol):
     ``receive`` returns the next encoded ``Envelope``, or None when the line is closed for good; it raises
     ``TimeoutError`` when ``deadline`` (monotonic seconds; None waits until closed) passes. ``reply`` sends an encoded
     ``Result`` back for (generation, call id). ``heartbeat`` says which phase the worker enters ("idle", "load_model",
-    or "execute_model 41", with the step's number), ``closed`` whether the line is closed.
+    or "execute_model 41", with the step's number, and "+600" behind either where it asks for so many seconds: see
+    ``enginebay.transport.beat``), ``closed`` whether the line is closed.
     """
 
     def receive(self, deadline: float | None) -> bytes | None: ...

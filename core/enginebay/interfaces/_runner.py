@@ -16,7 +16,7 @@ What batches your runner can take is data, not code: see ``BatchConstraints``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -95,7 +95,8 @@ class RunnerContext(Generic[O]):
 
     ``block_size`` (tokens), ``max_model_len``, ``max_num_seqs`` and ``max_num_batched_tokens`` are the values in
     force. ``dtype`` is "float32", "bfloat16" or "float16", for weights and activations;
-    ``cache_dtype`` for the KV cache.
+    ``cache_dtype`` for the KV cache. ``announce(seconds)`` says that what the runner does now (a compile, a first run)
+    may take so long from now on: until then no deadline of a step or of a phase ends it, for an hour at most.
     """
 
     options: O
@@ -112,6 +113,7 @@ class RunnerContext(Generic[O]):
     seed: int
     batch_invariant: bool = False
     groups: WorkerGroups = field(default_factory=WorkerGroups)
+    announce: Callable[[int], None] = lambda seconds: None
 
 
 class ModelRunner(ABC, Generic[O]):

@@ -19,8 +19,16 @@ class Beat:
 
     @classmethod
     def said(cls, text: str, at_ns: int) -> Beat:
-        """Of what ``WorkerChannel.heartbeat`` was given: "idle", or "execute_model 41" with the step's number."""
-        phase, _, step = text.rpartition(" ")
-        if phase and step.isdecimal() and len(step) < 19:
-            return cls(phase=phase, step=int(step), at_ns=at_ns)
-        return cls(phase=text, at_ns=at_ns)
+        """Of what ``WorkerChannel.heartbeat`` was given: "idle", "execute_model 41" with the step's number, either of
+        them with "+600" behind it where the worker asks for so many seconds."""
+        text, budget = _number_behind(text, "+")
+        phase, step = _number_behind(text, "")
+        return cls(phase=phase, step=-1 if step is None else step, at_ns=at_ns, budget_s=float(budget or 0))
+
+
+def _number_behind(text: str, sign: str) -> tuple[str, int | None]:
+    rest, _, last = text.rpartition(" ")
+    number = last.removeprefix(sign)
+    if rest and last.startswith(sign) and number.isdecimal() and number.isascii() and len(number) < 19:
+        return rest, int(number)
+    return text, None

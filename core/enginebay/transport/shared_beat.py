@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 import time
-from dataclasses import replace
 from typing import Final
 
 from enginebay.transport.beat import Beat
@@ -17,7 +16,7 @@ from enginebay.transport.shared_layout import BEAT
 
 __all__ = ["BeatReader", "BeatWriter"]
 
-_BODY: Final = struct.Struct("=qd80s")  # when, budget, what was said
+_BODY: Final = struct.Struct("=q80s")  # when, what was said
 _AT: Final = 8 * (BEAT + 1)  # the counter is the first word
 _TRIES: Final = 100
 
@@ -29,14 +28,14 @@ class BeatWriter:
         self._bytes, self._words = memory.bytes, memory.words
         self._count = 0
 
-    def beat(self, said: str, budget_s: float = 0.0) -> None:
+    def beat(self, said: str) -> None:
         """Store what ``WorkerChannel.heartbeat`` was given, cut after 80 bytes, and when.
 
         The clock is ``CLOCK_MONOTONIC``, one for all processes of a host.
         """
         self._count += 2
         self._words[BEAT] = self._count - 1
-        _BODY.pack_into(self._bytes, _AT, time.monotonic_ns(), budget_s, said.encode("utf-8", "replace"))
+        _BODY.pack_into(self._bytes, _AT, time.monotonic_ns(), said.encode("utf-8", "replace"))
         self._words[BEAT] = self._count
 
 
@@ -55,11 +54,9 @@ class BeatReader:
                 break
             if count % 2:
                 continue
-            at_ns, budget_s, said = _BODY.unpack_from(self._bytes, _AT)
+            at_ns, said = _BODY.unpack_from(self._bytes, _AT)
             if self._words[BEAT] == count:
-                beat = Beat.said(_printable(said), at_ns)
-                self._last = replace(beat, budget_s=budget_s if 0 <= budget_s < 1e9 else 0.0)
-                self._count = count
+                self._last, self._count = Beat.said(_printable(said), at_ns), count
                 break
         return self._last
 

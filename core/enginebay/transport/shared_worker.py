@@ -90,10 +90,10 @@ class WorkerEnd:
         self._replies.send(1, REPLY_HEAD.pack(generation, call_id), payload)
         ring(self._ticket.replies_bell)
 
-    def heartbeat(self, phase: str, budget_s: float = 0.0) -> None:
-        """Say what this worker enters (``execute_model 41``: with the step), and how long it may take, if unusual."""
+    def heartbeat(self, phase: str) -> None:
+        """Say what this worker enters, see ``Beat.said``."""
         if not self._closed:
-            self._beats.beat(phase, budget_s)
+            self._beats.beat(phase)
 
     def closed(self) -> bool:
         """Whether either side has closed the line, or the engine is gone."""

@@ -13,6 +13,23 @@ from enginebay.worker.worker import Worker, call_name
 IDLE = "idle"
 
 
+class Pulse:
+    """What the worker is in, told as it enters, and told again where that asks for more time than usual."""
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self._channel = channel
+        self._said = IDLE
+
+    def say(self, phase: str) -> None:
+        """It enters this."""
+        self._said = phase
+        self._channel.heartbeat(phase)
+
+    def announce(self, seconds: int) -> None:
+        """What it is in now may take so many seconds from now on."""
+        self._channel.heartbeat(f"{self._said} +{max(0, int(seconds))}")
+
+
 def serve(payload: bytes, channel: WorkerChannel, *, make_worker: Callable[[StartPayload], Worker] = Worker) -> None:
     """Serve one worker's calls until ``Shutdown``, a closed channel, or Ctrl-C; then give the device back.
 
@@ -22,15 +39,16 @@ def serve(payload: bytes, channel: WorkerChannel, *, make_worker: Callable[[Star
     or an envelope cannot be read: then the line itself is broken, and nobody can be answered.
     """
     start = decode_start_payload(payload)
-    worker = make_worker(start)
+    worker, pulse = make_worker(start), Pulse(channel)
+    worker.announce = pulse.announce
     try:
         while True:
-            channel.heartbeat(IDLE)
+            pulse.say(IDLE)
             frame = channel.receive(None)
             if frame is None or channel.closed():
                 return
             envelope = decode_envelope(frame)
-            goes_on, reply = _answer(worker, envelope, channel, start.place.rank)
+            goes_on, reply = _answer(worker, envelope, pulse, start.place.rank)
             channel.reply(envelope.generation, envelope.call_id, reply)
             if not goes_on:
                 return
@@ -42,13 +60,13 @@ def serve(payload: bytes, channel: WorkerChannel, *, make_worker: Callable[[Star
         worker.shutdown()
 
 
-def _answer(worker: Worker, envelope: Envelope, channel: WorkerChannel, rank: int) -> tuple[bool, bytes]:
+def _answer(worker: Worker, envelope: Envelope, pulse: Pulse, rank: int) -> tuple[bool, bytes]:
     """(whether to go on, the encoded result) of one call."""
     phase = "decode"
     try:
         call: Call = decode_call(envelope.payload)
         phase = call_name(call)
-        channel.heartbeat(f"{phase} {call.scheduler_output.step}" if isinstance(call, ExecuteModel) else phase)
+        pulse.say(f"{phase} {call.scheduler_output.step}" if isinstance(call, ExecuteModel) else phase)
         result: Result = worker.handle(call, envelope.traceparent)
         return not isinstance(call, Shutdown), encode(result)
     except KeyboardInterrupt:

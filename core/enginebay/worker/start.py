@@ -73,6 +73,7 @@ class WorkerStart:
         self._membership = Membership(WorkerGroups())
         self._in_workers: tuple[Loaded[WorkerExtensionPlugin[Any]], ...] = ()
         self.extensions = WorkerExtensions()
+        self.announce: Callable[[int], None] = lambda seconds: None
         self._runner: ModelRunner[Any] | None = None
         self._baseline: MemorySnapshot | None = None
         self._requested = 0
@@ -226,6 +227,7 @@ class WorkerStart:
                 seed=self._config.model.seed,
                 batch_invariant=self._config.engine.batch_invariant,
                 groups=self._membership.groups,
+                announce=lambda seconds: self.announce(seconds),
             )
         )
 

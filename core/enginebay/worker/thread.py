@@ -18,7 +18,8 @@ from typing import Final
 
 from enginebay.errors import EngineDead, WorkerLost
 from enginebay.messages import Envelope, RankReply, Replies, WorkerFailure, WorkerInfo
-from enginebay.runtime import Channel, ChannelClosed, Runtime, Thread
+from enginebay.runtime import Channel, ChannelClosed, Clock, Runtime, Thread
+from enginebay.transport.beat import Beat
 from enginebay.transport.codec import decode_reply, decode_start_payload, encode_envelope, encode_reply
 from enginebay.worker.serve import serve
 
@@ -42,9 +43,9 @@ def _end_threads() -> None:
 class _WorkerEnd:
     """The worker's end of the line: a ``WorkerChannel``."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self.phase = "start"
+    def __init__(self, channel: Channel, clock: Clock) -> None:
+        self._channel, self._clock = channel, clock
+        self.beat = Beat(phase="start", at_ns=clock.now_ns())
 
     def receive(self, deadline: float | None) -> bytes | None:
         return self._channel.receive(deadline)
@@ -53,7 +54,7 @@ class _WorkerEnd:
         self._channel.send(encode_reply(generation, call_id, payload))
 
     def heartbeat(self, phase: str) -> None:
-        self.phase = phase.partition(" ")[0]  # behind it stands the step's number
+        self.beat = Beat.said(phase, self._clock.now_ns())
 
     def closed(self) -> bool:
         return self._channel.is_closed
@@ -85,7 +86,7 @@ class ThreadSession:
         self._on_lost = on_lost
         self._name = f"enginebay-{label}-{incarnation}"
         self._ours, theirs = runtime.transport.pair(f"{label}.{incarnation}")
-        self._theirs = _WorkerEnd(theirs)
+        self._theirs = _WorkerEnd(theirs, runtime.clock)
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, int], Future[Replies]] = {}
         self._ended = False
@@ -97,7 +98,12 @@ class ThreadSession:
     @property
     def phase(self) -> str:
         """What the worker is doing, as it said last: "idle", "load_model", …"""
-        return self._theirs.phase
+        return self._theirs.beat.phase
+
+    @property
+    def beat(self) -> Beat:
+        """The worker's last sign of life."""
+        return self._theirs.beat
 
     def launch(self, payload: bytes) -> None:
         """Start the worker's thread, and the one that reads its replies."""

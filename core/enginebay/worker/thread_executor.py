@@ -17,6 +17,7 @@ from enginebay.interfaces import (
     ExecutorContext,
     ExecutorHealth,
     Options,
+    RankHealth,
     StartResult,
     StartSpec,
     WorkerExit,
@@ -107,7 +108,10 @@ class ThreadExecutor(Executor[O], Generic[O]):
         if not session.is_alive():
             detail = "; ".join(session.crash) or "the worker's thread has ended"
             return ExecutorHealth(alive=False, lost_ranks=(session.rank,), detail=detail)
-        return ExecutorHealth(alive=True, detail=session.phase)
+        beat = session.beat
+        age = (self.context.runtime.clock.now_ns() - beat.at_ns) / 1e9
+        rank = RankHealth(rank=session.rank, phase=beat.phase, step=beat.step, age=max(0.0, age), budget=beat.budget_s)
+        return ExecutorHealth(alive=True, ranks=(rank,))
 
     def stop(self, deadline: float) -> None:
         session = self._session

@@ -66,6 +66,15 @@ class Worker:
         self._step = -1  # of the schedule that came last
         self._closed = False
 
+    @property
+    def announce(self) -> Callable[[int], None]:
+        """How the runner says that what it does now takes up to so many seconds; whoever serves the worker sets it."""
+        return self._start.announce
+
+    @announce.setter
+    def announce(self, announce: Callable[[int], None]) -> None:
+        self._start.announce = announce
+
     def handle(self, call: Call, traceparent: str = "") -> Result:
         """Do what the call asks. Raises whatever goes wrong; a call out of its turn is refused and changes nothing.
 

@@ -273,7 +273,14 @@ class Group:
             return RankHealth(rank=worker.rank, state=worker.state())
         beat = line.heartbeat(worker.rank)
         age = (self._clock.now_ns() - beat.at_ns) / 1e9 if beat.at_ns else 0.0
-        return RankHealth(rank=worker.rank, phase=beat.phase, step=beat.step, age=max(0.0, age), state=worker.state())
+        return RankHealth(
+            rank=worker.rank,
+            phase=beat.phase,
+            step=beat.step,
+            age=max(0.0, age),
+            state=worker.state(),
+            budget=beat.budget_s,
+        )
 
     def _stopped(self, rank: int) -> WorkerFailure:
         message, worker = "the executor was stopped before the worker answered", self._crew.workers.get(rank)

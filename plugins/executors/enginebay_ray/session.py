@@ -144,7 +144,8 @@ class Session:
             beat = line.heartbeat(rank)
             age = (now - beat.at_ns) / 1e9 if beat.at_ns else 0.0
             gone = rank in self._lost or rank in self._left
-            ranks.append(RankHealth(rank=rank, phase=beat.phase, step=beat.step, age=age, state="gone" if gone else ""))
+            state, budget = "gone" if gone else "", beat.budget_s
+            ranks.append(RankHealth(rank=rank, phase=beat.phase, step=beat.step, age=age, state=state, budget=budget))
             phases.append(f"rank {rank}: {self._lost[rank].reason if rank in self._lost else beat.phase}")
         return ExecutorHealth(
             alive=not self._lost and not self._left,

@@ -171,7 +171,8 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline(ill: Path, capsys: pytest.
     assert time.monotonic() - begun < 30
     assert (code, out) == (3, "")
     assert err.splitlines()[-1] == (
-        "enginebay: the workers did not finish load_model within 0.5 s ([deadlines] load_model): load_model"
+        "enginebay: rank 0 did not finish load_model within 0.5 s ([deadlines] load_model): "
+        "rank 0 has been in load_model for 0 s"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.engine.lookout import Lookout, Verdict, busy, describe, judge
+from enginebay.engine.lookout import Lookout, Verdict, announced, busy, describe, judge
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import WorkerHung, WorkerLost
 from enginebay.interfaces import ExecutorHealth, RankHealth, WorkerExit
@@ -61,6 +62,21 @@ def test_words() -> None:
     assert busy([rank(), rank(phase="idle")]) == [rank()]
 
 
+@pytest.mark.parametrize(
+    ("budgets", "left"),
+    [
+        ([], 0.0),
+        ([(0.0, 5.0)], 0.0),
+        ([(60.0, 5.0)], 55.0),
+        ([(0.0, 1.0), (30.0, 40.0)], -10.0),
+        ([(1e9, 1.0)], 3599.0),
+    ],
+)
+def test_what_is_left_of_what_was_announced(budgets: list[tuple[float, float]], left: float) -> None:  # X6
+    ranks = [RankHealth(rank=i, budget=budget, age=age) for i, (budget, age) in enumerate(budgets)]
+    assert announced(ranks) == left
+
+
 class _Executor:
     """Says what the script says, by the clock, and counts how often it is asked."""
 
@@ -107,6 +123,26 @@ def test_a_slow_step_is_looked_at_once_a_second_and_left_alone() -> None:  # X6
     clock.at(begun + 60.0, lambda: future.set_result(REPLIES))
     assert eye.wait(future, begun + 300) == REPLIES
     assert [round(at - begun, 6) for at in executor.asked] == [float(second) for second in range(5, 60)]
+
+
+def test_what_a_worker_announces_is_waited_for_and_no_longer() -> None:  # X6
+    for comes, budget in ((70.0, 90.0), (95.0, 90.0), (70.0, 0.0)):
+        eye, executor, clock, _ = lookout(lambda now: "running")
+        begun, real = clock.time, executor.health
+
+        def health(real: Callable[[], ExecutorHealth] = real, budget: float = budget) -> ExecutorHealth:
+            told = real()
+            return dataclasses.replace(told, ranks=tuple(dataclasses.replace(r, budget=budget) for r in told.ranks))
+
+        executor.health = health  # type: ignore[method-assign]  # what else this executor says
+        future: Future[Replies] = Future()
+        clock.at(begun + comes, lambda future=future: future.set_result(REPLIES))  # type: ignore[misc]  # no type for a default
+        if comes < budget:
+            assert eye.wait(future, begun + 20) == REPLIES
+        else:
+            with pytest.raises(TimeoutError):
+                eye.wait(future, begun + 20)
+            assert round(clock.time - begun, 6) == max(20.0, budget - begun)
 
 
 def test_a_stopped_worker_is_hung_after_three_heartbeats(caplog: pytest.LogCaptureFixture) -> None:  # X5

@@ -341,7 +341,7 @@ def test_heartbeats_are_read_without_asking() -> None:
     beat = end.heartbeat(1)
     assert (beat.phase, beat.step, beat.budget_s) == ("execute_model", 41, 0.0)
     assert before <= beat.at_ns <= time.monotonic_ns()
-    worker.heartbeat("compile", budget_s=90)
+    worker.heartbeat("compile +90")
     assert (end.heartbeat(1).phase, end.heartbeat(1).step, end.heartbeat(1).budget_s) == ("compile", -1, 90.0)
     worker.heartbeat("\x1b[31m" + "é" * 100)
     assert end.heartbeat(1).phase.startswith("?[31mé")
@@ -352,7 +352,7 @@ def test_heartbeats_are_read_without_asking() -> None:
 
 
 def test_heartbeats_are_never_put_together_of_two() -> None:
-    code = "n = 0\nwhile not end.closed():\n    n += 1\n    end.heartbeat(str(n % 10) * 60 + f' {n % 10}', n % 10)\n"
+    code = "n = 0\nwhile not end.closed():\n    n += 1\n    end.heartbeat(str(n % 10) * 60 + f' {n % 10} +{n % 10}')\n"
     with rings(code) as made:
         _until(lambda: made.end.heartbeat(0).at_ns > 0)
         seen = set()

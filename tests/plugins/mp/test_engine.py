@@ -131,6 +131,20 @@ def _wait_for_tokens(llm: LLM) -> None:
     raise AssertionError("no token came")
 
 
+@pytest.mark.parametrize("executor", ["mp", "uni"])
+def test_a_step_that_announces_itself_has_the_time_that_it_asks_for(
+    fake: Installed, census: Census, executor: str
+) -> None:  # X6
+    config = fake.config(step_seconds=1.2, announce=60) | {
+        "executor": {"use": executor},
+        "deadlines": {"heartbeat": 0.1, "step": 0.4},
+    }
+    with LLM(config=config) as llm:
+        assert llm.generate("say:ab", SamplingParams(max_tokens=2))[0].text == "ab"
+        assert llm.status()["generation"] == "0"
+    census.check()
+
+
 def test_a_rank_with_other_options_is_named(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:  # P7
     """One whose environment made it another config, say."""
     real = MpExecutor.start

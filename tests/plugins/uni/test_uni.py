@@ -103,7 +103,7 @@ def test_a_wedged_worker_is_reported_and_not_started_beside(
 ) -> None:  # X13
     driver.ready()
     held = driver.submit(driver.next_step(b"hold")[0])
-    wait(lambda: uni(driver).health().detail == "execute_model")
+    wait(lambda: [rank.phase for rank in uni(driver).health().ranks] == ["execute_model"])
     with caplog.at_level(logging.ERROR, "enginebay.uni"):
         driver.stop(seconds=0.1)
         driver.stop(seconds=0.1)
