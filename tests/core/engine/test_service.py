@@ -338,3 +338,21 @@ def test_of_requests_only_a_question_that_cannot_be_read_is_answered(serving: Se
         for kind, number in (("taken", 5), ("submit", 6), ("check_request", 7)):
             front.socket.send(msgspec.msgpack.encode({"type": kind, "number": number, "request": 1, "requests": 1}))
         assert front.hear(Refusal).number == 7
+
+
+def test_a_message_without_an_end_by_a_unix_socket_harms_nobodys_requests(serving: Serving) -> None:
+    """Nobody can see its parts before the last has come; see docs/security.md."""
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    part = b"\x03" + (1 << 20).to_bytes(8) + bytes(1 << 20)  # a long frame, and more to come
+    with sockets.socket(sockets.AF_UNIX) as raw, LLM.connect(serving.address) as llm:
+        raw.settimeout(30)
+        raw.connect(serving.address.removeprefix("ipc://"))
+        raw.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+        for number in range(20):
+            raw.sendall(part)
+            assert llm.generate(f"say:{number}")[0].text == str(number)
+        assert serving.service.num_front_ends == 1
+        assert serving.door.num_dropped == serving.service.num_damaged == 0
+        raw.close()
+        assert llm.generate("say:after it")[0].text == "after it"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket as sockets
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,9 +152,9 @@ def test_a_connection_that_has_ended_is_told_of_once(line: Line) -> None:
     wire.close()
     events = door._control_events if line is Line.CONTROL else door._data_events
     told = []
-    for _ in range(2):  # the connection, and its end
-        assert events.poll(10_000)
+    while events.poll(500) and len(told) < 10:
         told.append(door.receive(0.0)[1])
+    assert 0 < len(told) < 10
     assert door._poller.poll(0) == []
     assert any(told) is (line is Line.DATA)
     door.close()
@@ -171,30 +172,33 @@ def test_a_message_without_an_end_is_cut_off(tmp_path: Path, monkeypatch: pytest
     wire = FrontWire(door.address, own)
     to = door.control_address if line is Line.CONTROL else door.address
     wire.connect(line, to)
-    with sockets.create_server(("127.0.0.1", 0)) as listener, zmq.Context() as context:
-        with context.socket(zmq.DEALER) as endless:
-            endless.linger = 0
-            secure_client(endless, own.own, own.server_public)
-            endless.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
-            endless.send_multipart([bytes(1000)] * 1000, zmq.NOBLOCK)
-            near, _ = listener.accept()
-            with near, sockets.create_connection(("127.0.0.1", to.port)) as far:
-                passed, num_whole = 0, 0
-                near.setblocking(False)
-                far.setblocking(False)
-                while not door.num_cut_off:
-                    if Connected(line) in wire.receive(0.0) or 0 < num_whole < 10:
-                        num_whole += wire.send(line, bytes(90_000))
-                    arrivals, _ = door.receive(0.01)
-                    assert {len(one.body) for one in arrivals} <= {90_000}
-                    passed += _copy(near, far, 300_000 - passed)
-                    _copy(far, near, 4096)
-                assert 150_000 < passed <= 300_000
-    arrived = 0
-    while arrived < 10 or num_whole < 10:
-        wire.receive(0.0)
-        num_whole += num_whole < 10 and wire.send(line, bytes(90_000))
-        arrived += len(door.receive(0.1)[0])
+    passed = num_sent = num_arrived = 0
+    is_up = False
+    with (
+        sockets.create_server(("127.0.0.1", 0)) as listener,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as endless,
+    ):
+        endless.linger = 0
+        secure_client(endless, own.own, own.server_public)
+        endless.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        endless.send_multipart([bytes(1000)] * 1000, zmq.NOBLOCK)
+        near, _ = listener.accept()
+        with near, sockets.create_connection(("127.0.0.1", to.port)) as far:
+            near.setblocking(False)
+            far.setblocking(False)
+            until = time.monotonic() + 60
+            while not door.num_cut_off or num_arrived < 10:
+                assert time.monotonic() < until, "it was not cut off, or another was"
+                is_up = is_up or Connected(line) in wire.receive(0.0)
+                if is_up and num_sent < 10:
+                    num_sent += wire.send(line, bytes(90_000))
+                arrivals, _ = door.receive(0.01)
+                assert {len(one.body) for one in arrivals} <= {90_000}
+                num_arrived += len(arrivals)
+                passed += _copy(near, far, 300_000 - passed)
+                _copy(far, near, 4096)
+    assert 150_000 < passed <= 300_000
     assert door.num_cut_off == 1
     wire.close()
     door.close()
