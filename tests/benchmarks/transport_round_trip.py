@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from enginebay.messages import Envelope
-from enginebay.transport import decode_envelope, decode_reply, encode_envelope
+from enginebay.transport import decode_envelope, decode_reply, encode_envelope_head
 from enginebay.transport.shared import EngineEnd, WorkerEnd
 
 ROUNDS, WARM = 3000, 500
@@ -63,7 +63,8 @@ def main(workers: int, idle_seconds: float) -> None:
         for turn in range(ROUNDS):
             begun = time.perf_counter()
             call_id += 1
-            end.send(encode_envelope(Envelope(generation=1, call_id=call_id, payload=payload)), None, begun + 60)
+            envelope = Envelope(generation=1, call_id=call_id, payload=payload)
+            end.send(payload, None, begun + 60, head=encode_envelope_head(envelope))
             left = workers
             while left:
                 poll.poll()

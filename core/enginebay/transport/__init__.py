@@ -17,6 +17,7 @@ from enginebay.transport.codec import (
     decode_start_payload,
     encode,
     encode_envelope,
+    encode_envelope_head,
     encode_reply,
     encode_start_payload,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "decode_start_payload",
     "encode",
     "encode_envelope",
+    "encode_envelope_head",
     "encode_reply",
     "encode_start_payload",
     "failure_error",

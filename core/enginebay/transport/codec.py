@@ -35,9 +35,22 @@ class DamagedMessage(TransportError, ValueError):
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _CALL: Final[msgspec.msgpack.Decoder[Call]] = msgspec.msgpack.Decoder(Call)
 _RESULT: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Result)
-_ENVELOPE: Final = msgspec.msgpack.Decoder(Envelope)
 _START: Final = msgspec.msgpack.Decoder(StartPayload)
 REPLY_HEAD: Final = struct.Struct("<qq")
+_LENGTH_BYTES: Final = 4
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An envelope without its payload, which is never copied through msgpack."""
+
+    generation: int
+    call_id: int
+    ranks: tuple[int, ...] | None
+    deadline: float | None
+    traceparent: str
+
+
+_HEAD: Final = msgspec.msgpack.Decoder(_Head)
 """What stands before the payload in the frame of a reply: generation, call id."""
 
 # What msgspec raises on bad bytes: its own errors, RecursionError on depth bombs, UnicodeDecodeError (a ValueError)
@@ -51,8 +64,23 @@ def encode(message: Call | Result) -> bytes:
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """The bytes of an envelope."""
-    return _encode(envelope)
+    """The bytes of an envelope: its head, then its payload as it is."""
+    return encode_envelope_head(envelope) + envelope.payload
+
+
+def encode_envelope_head(envelope: Envelope) -> bytes:
+    """What stands before the payload: for a line that can send both without putting them together first."""
+    head = _encode(
+        _Head(
+            generation=envelope.generation,
+            call_id=envelope.call_id,
+            ranks=envelope.ranks,
+            deadline=envelope.deadline,
+            traceparent=envelope.traceparent,
+        )
+    )
+    _check_sendable("Envelope", _LENGTH_BYTES + len(head) + len(envelope.payload))
+    return len(head).to_bytes(_LENGTH_BYTES, "little") + head
 
 
 def encode_start_payload(payload: StartPayload) -> bytes:
@@ -77,7 +105,19 @@ def decode_result(frame: bytes) -> Result:
 
 def decode_envelope(frame: bytes) -> Envelope:
     """The envelope in ``frame``; its payload is not looked at. Raises ``DamagedMessage``."""
-    return _decode(_ENVELOPE, frame, "envelope")
+    _check_size(len(frame), "envelope")
+    end = _LENGTH_BYTES + int.from_bytes(frame[:_LENGTH_BYTES], "little")
+    if end > len(frame):
+        raise DamagedMessage(f"{len(frame)} bytes are not one whole envelope: its head ends at byte {end}")
+    head = _decoded(_HEAD, frame[_LENGTH_BYTES:end], "envelope", len(frame))
+    return Envelope(
+        generation=head.generation,
+        call_id=head.call_id,
+        payload=frame[end:],
+        ranks=head.ranks,
+        deadline=head.deadline,
+        traceparent=head.traceparent,
+    )
 
 
 def decode_start_payload(frame: bytes) -> StartPayload:
@@ -102,18 +142,26 @@ def _encode(message: msgspec.Struct) -> bytes:
         frame = _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise UnsendableMessage(one_line(f"{what} holds something that cannot cross to a worker: {error}")) from None
-    if len(frame) > MAX_FRAME_BYTES:
-        raise UnsendableMessage(f"{what} has {len(frame)} bytes; at most {MAX_FRAME_BYTES} cross in one frame")
+    _check_sendable(what, len(frame))
     return frame
+
+
+def _check_sendable(what: str, size: int) -> None:
+    if size > MAX_FRAME_BYTES:
+        raise UnsendableMessage(f"{what} has {size} bytes; at most {MAX_FRAME_BYTES} cross in one frame")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, what: str) -> T:
     _check_size(len(frame), what)
+    return _decoded(decoder, frame, what, len(frame))
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], part: bytes, what: str, size: int) -> T:
     try:
-        return decoder.decode(frame)
+        return decoder.decode(part)
     except _BAD_BYTES as error:
         raise DamagedMessage(
-            one_line(f"{len(frame)} bytes are not one whole {what}: {type(error).__name__}: {error}")
+            one_line(f"{size} bytes are not one whole {what}: {type(error).__name__}: {error}")
         ) from None
 
 

@@ -65,15 +65,18 @@ class EngineEnd:
         ticket = self._by_rank[rank].ticket
         return ticket.encode(), ticket.fds
 
-    def send(self, frame: bytes, ranks: tuple[int, ...] | None = None, deadline: float | None = None) -> None:
+    def send(
+        self, frame: bytes, ranks: tuple[int, ...] | None = None, deadline: float | None = None, *, head: bytes = b""
+    ) -> None:
         """Send one frame to ``ranks`` (None: all), waiting for room until ``deadline`` (monotonic seconds).
 
+        What arrives is ``head`` with ``frame`` behind it, put together in the ring alone.
         A lost rank is left out, and holds up nobody. Raises ``UnsendableMessage`` over the limit, ``TimeoutError``
         when there is no room in time (no rank gets the frame then), ``ChannelClosed`` when this end is closed.
         """
-        if len(frame) > self._max_frame_bytes:
+        if len(head) + len(frame) > self._max_frame_bytes:
             raise UnsendableMessage(
-                f"a frame of {len(frame):,} bytes does not cross: at most {self._max_frame_bytes:,} do"
+                f"a frame of {len(head) + len(frame):,} bytes does not cross: at most {self._max_frame_bytes:,} do"
             )
         mask, bells = self._routes.get(ranks) or self._route(ranks)
         if deadline is None:
@@ -84,7 +87,7 @@ class EngineEnd:
             if self._closed:
                 raise ChannelClosed("the line to the workers is closed")
             self._deadline = deadline
-            self._ring.send(mask, b"", frame)
+            self._ring.send(mask, head, frame)
             for bell in bells:
                 ring(bell)
         finally:

@@ -16,7 +16,7 @@ from enginebay.errors import EngineDead, StartFailed, WorkerHung, WorkerLost
 from enginebay.interfaces import ExecutorContext, ExecutorHealth, RankHealth, StartResult, StartSpec, WorkerExit
 from enginebay.messages import Envelope, Replies, WorkerFailure
 from enginebay.runtime import ChannelClosed
-from enginebay.transport import DamagedMessage, PendingCalls, decode_reply, encode_envelope
+from enginebay.transport import DamagedMessage, PendingCalls, decode_reply, encode_envelope_head
 from enginebay.transport.shared import EngineEnd
 from enginebay_mp.crew import LAST_MOMENT, Crew
 from enginebay_mp.logs import Printer
@@ -94,7 +94,7 @@ class Group:
 
     def submit(self, envelope: Envelope) -> Future[Replies]:
         """Send a call; a call that cannot be sent has failures for its answer."""
-        frame = encode_envelope(envelope)
+        head = encode_envelope_head(envelope)
         until = envelope.deadline
         if until is None:
             until = self._clock.now() + self._call_timeout
@@ -102,7 +102,7 @@ class Group:
             future, line = self._pending.open(envelope), self._line
             if not future.done() and line is not None:  # the line is closed after everything was answered
                 try:
-                    line.send(frame, envelope.ranks, until)
+                    line.send(envelope.payload, envelope.ranks, until, head=head)
                 except ChannelClosed:
                     self._pending.close(self._stopped)
                 except TimeoutError as error:

@@ -194,8 +194,8 @@ def test_whatever_a_client_brings_hurts_it_alone(params: dict[str, Any], fields:
 
 def test_the_last_line_refuses_what_the_codec_cannot_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the checks may overlook: here, the one of Unicode."""
-    for module in ("admission", "params"):
-        monkeypatch.setattr(f"enginebay.engine.{module}.check_unicode", lambda name, value: None)
+    for module in ("admit", "params"):
+        monkeypatch.setattr(f"enginebay.engine.admission.{module}.check_unicode", lambda name, value: None)
     for error in (refused({"stop": (SURROGATE,)}), refused(request_id=SURROGATE), refused(extra={SURROGATE: b""})):
         assert str(error).startswith("the request cannot be sent to a worker: ")
 

@@ -34,6 +34,7 @@ from enginebay.transport import (
     decode_start_payload,
     encode,
     encode_envelope,
+    encode_envelope_head,
     encode_reply,
     encode_start_payload,
 )
@@ -64,7 +65,7 @@ def test_every_call_and_result_is_covered_by_the_strategies(what: str, union: ty
     drawn: set[str] = set()
 
     @given(CROSSING[what])
-    @settings(max_examples=200, database=None)
+    @settings(max_examples=1000, database=None)
     def collect(message: object) -> None:
         drawn.add(type(message).__name__)
 
@@ -189,11 +190,16 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 100)
     with pytest.raises(UnsendableMessage) as caught:
         encode_envelope(Envelope(generation=0, call_id=0, payload=b"x" * 100))
-    assert str(caught.value) == "Envelope has 162 bytes; at most 100 cross in one frame"
+    assert str(caught.value) == "Envelope has 110 bytes; at most 100 cross in one frame"
     for back in (*(back for _, back in CODECS.values()), lambda frame: decode_reply(bytes(16) + frame)):
         with pytest.raises(DamagedMessage, match=r" of 101 bytes is over the limit of 100$"):
             back(b"x" * 101)
     assert decode_reply(encode_reply(1, 2, b"x" * 100)) == (1, 2, b"x" * 100)  # what ``encode`` lets out comes in
+
+
+@given(CROSSING["envelope"])
+def test_an_envelope_is_its_head_and_then_its_payload(envelope: Envelope) -> None:
+    assert encode_envelope(envelope) == encode_envelope_head(envelope) + envelope.payload
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1), st.binary(max_size=50))

@@ -19,6 +19,7 @@ from enginebay.runtime import system_runtime
 from enginebay_ray import cluster as connection
 from enginebay_ray.door import load_ray
 from support.census import Census
+from support.kit import HEART
 
 OBJECT_STORE_BYTES = 80_000_000
 
@@ -50,6 +51,14 @@ def _rays(census: Census) -> list[str]:
 
 def _left() -> list[str]:
     return [*_own_threads(), *_actors(), *_run_folders()]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the kit, the suite runs what one start is enough for; the whole of it is a soak."""
+    for item in items:
+        if "TestRay" in item.nodeid and not any(word in item.name for word in HEART.split(" or ")):
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(autouse=True)

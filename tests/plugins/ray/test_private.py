@@ -74,6 +74,7 @@ def config_of(fake: Installed) -> str:
     )
 
 
+@pytest.mark.soak
 def test_nothing_is_left_of_it_after_a_stop_and_after_a_kill(fake: Installed, tmp_path: Path) -> None:  # X12, X13
     root = Path(tempfile.mkdtemp(prefix="eb-"))
     home = tmp_path / "home"

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("two_nodes")
 
 
 class TestRay(ExecutorSuite):
-    """What every executor keeps: the kit itself."""
+    """What every executor keeps: the kit itself. What starts actors for each test is in the soak, see conftest.py."""
 
     name = "ray"
     options: ClassVar[Mapping[str, Any]] = OPTIONS
@@ -274,8 +274,8 @@ def test_a_process_that_forgets_its_engine_or_disconnects_ray_under_it(
     wait_until_all_is_free()
     spans = list(read_spans(trace))
     launches = [span for span in spans if span.name == "executor.launch"]
-    assert len(launches) == 3
-    for launch in launches[0::2]:  # Ray has killed the second one's worker
+    assert len(launches) in (3, 4)  # an idle engine may have begun to replace the worker that Ray took from it
+    for launch in (launches[0], launches[-1]):  # Ray has killed the second one's worker
         (init,) = [span for span in spans if span.parent_id == launch.span_id and span.name == "worker.init"]
         assert init.resource["enginebay.role"] == "worker"
         assert init.attributes["process.pid"] != launch.resource["process.pid"]
