@@ -62,6 +62,7 @@ def test_agreement_without_the_mode_is_reported(smollm2: Path, dtype: str, size:
     assert seen.points == few
 
 
+@pytest.mark.soak
 def test_an_engine_that_preempts_answers_as_one_with_room(smollm2: Path) -> None:
     """Drawn at T = 1 in bf16, where one bit is enough to go another way; a different batch at nearly every step."""
     texts = [prompt[:20] + prompt[:20] for prompt in prompts(smollm2, 10)[5:]]
