@@ -17,6 +17,7 @@ import pytest
 
 from enginebay.errors import ConfigError, StartFailed
 from enginebay.runfolder import MAX_SOCKET_PATH, LazyRunFolder, RunFolder, live_folders, run_root, socket_path
+from support.forks import in_a_fork
 
 HOLDER = """
 import sys, time
@@ -163,11 +164,7 @@ def test_a_resource_is_written_down_at_once(root: Path) -> None:
 
 def test_a_forked_child_does_not_remove_its_parents_folder(root: Path) -> None:
     folder = RunFolder.make(root)
-    pid = os.fork()
-    if not pid:
-        folder.close()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert in_a_fork(folder.close) == 0
     assert live_folders(root) == [folder.path]
     folder.close()
 

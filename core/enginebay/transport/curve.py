@@ -7,7 +7,6 @@ waits without a bound for its thread, and for ever when that thread has died, so
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from typing import Any, Final
 
 import zmq
 from zmq.utils import z85
+
+from enginebay.transport.doorbell import Bell
 
 __all__ = ["Gate", "KeyPair", "new_keys", "secure_client", "secure_server"]
 
@@ -61,7 +62,7 @@ class Gate:
         except zmq.ZMQError:
             self._socket.close()
             raise
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Bell()
         self._closed = False
         self._thread = threading.Thread(target=self._answer_all, name="enginebay-gate", daemon=True)
         self._thread.start()
@@ -82,15 +83,15 @@ class Gate:
             if self._closed:
                 return
             self._closed = True
-            os.eventfd_write(self._wake, 1)
+            self._wake.ring()
         self._thread.join(_JOIN_SECONDS)
         if not self._thread.is_alive():
-            os.close(self._wake)
+            self._wake.close()
 
     def _answer_all(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
         try:
             while not self._closed:
                 if self._socket in dict(poller.poll()):

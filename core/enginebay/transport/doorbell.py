@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 
-__all__ = ["Waiter", "clear", "new_bell", "ring", "seconds_left"]
+__all__ = ["Bell", "Waiter", "clear", "new_bell", "ring", "seconds_left"]
 
 
 def new_bell() -> int:
@@ -47,6 +48,40 @@ def seconds_left(deadline: float) -> float:
     A wait counts milliseconds in 32 bits, and refuses what does not fit.
     """
     return min(max(0.0, deadline - time.monotonic()), 1e6)
+
+
+class Bell:
+    """A bell within one process: any thread rings it, one waits for it by its number.
+
+    Rung after ``close`` it does nothing: its number may be another descriptor's by then, which eight bytes would spoil.
+    """
+
+    def __init__(self) -> None:
+        self._fd = new_bell()
+        self._lock = threading.RLock()  # the garbage collector may ring from within this very thread
+
+    def fileno(self) -> int:
+        """Its number, readable once it was rung; -1 when it is closed."""
+        return self._fd
+
+    def ring(self) -> None:
+        """Wake who waits, now or later."""
+        with self._lock:
+            if self._fd >= 0:
+                ring(self._fd)
+
+    def clear(self) -> None:
+        """Forget the rings so far."""
+        with self._lock:
+            if self._fd >= 0:
+                clear(self._fd)
+
+    def close(self) -> None:
+        """Give the number back. Idempotent."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
 
 class Waiter:

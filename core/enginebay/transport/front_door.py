@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from enginebay.errors import ConfigError
 from enginebay.transport.curve import Gate, secure_server
+from enginebay.transport.doorbell import Bell
 from enginebay.transport.front_address import FrontAddress
 from enginebay.transport.front_guard import WAIT_SECONDS, FrontGuard
 from enginebay.transport.front_keys import ALL_ROLES, Role, ServerKeys
@@ -78,8 +79,8 @@ class FrontDoor:
         self.num_cut_off = 0
         """Connections that were ended for a message without an end."""
         with contextlib.ExitStack() as undo:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            undo.callback(os.close, self._wake)
+            self._wake = Bell()
+            undo.callback(self._wake.close)
             context = zmq.Context()
             undo.callback(context.term)
             self._gate: Gate | None = None
@@ -87,7 +88,7 @@ class FrontDoor:
                 self._gate = Gate(context, keys.roles)
                 undo.callback(self._gate.close)
             self._poller = zmq.Poller()
-            self._poller.register(self._wake, zmq.POLLIN)
+            self._poller.register(self._wake.fileno(), zmq.POLLIN)
             self._data, self._data_events, self.address = self._listen(undo, context, address)
             self._control, self._control_events, self.control_address = self._listen(
                 undo, context, self.address.control()
@@ -104,9 +105,8 @@ class FrontDoor:
         """What has come, after at most so many seconds or a ``wake``; and whether somebody has left."""
         seconds = min(seconds, WAIT_SECONDS) if self._guards else seconds
         ready = dict(self._poller.poll(max(0, int(seconds * 1000))))
-        if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+        if self._wake.fileno() in ready:
+            self._wake.clear()
         arrivals: list[Arrival] = []
         for socket in (self._control, self._data):
             if socket in ready:
@@ -145,9 +145,8 @@ class FrontDoor:
         return Sent.QUEUED
 
     def wake(self) -> None:
-        """End a ``receive`` that waits, from any thread."""
-        with contextlib.suppress(OSError, ValueError):  # closed by now
-            os.eventfd_write(self._wake, 1)
+        """End a ``receive`` that waits, from any thread, also when all is closed by now."""
+        self._wake.ring()
 
     def close(self, linger: float = 0.0) -> None:
         """Close the sockets and remove their files; what is queued has so many seconds to go out. Idempotent."""

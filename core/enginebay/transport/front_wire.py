@@ -6,8 +6,6 @@ old connection must not reach the engine before the new one has said who it is.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket as sockets
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from enginebay.errors import ConfigError, EngineDead
 from enginebay.transport.curve import secure_client
+from enginebay.transport.doorbell import Bell
 from enginebay.transport.front_address import FrontAddress
 from enginebay.transport.front_keys import ClientKeys
 
@@ -89,9 +88,9 @@ class FrontWire:
             )
         self._keys = keys
         self._context = zmq.Context()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Bell()
         self._poller = zmq.Poller()
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._open: dict[Line, tuple[zmq.Socket[Any], zmq.Socket[Any]]] = {}
 
     def connect(self, line: Line, address: FrontAddress) -> None:
@@ -120,9 +119,8 @@ class FrontWire:
     def receive(self, seconds: float) -> list[Connected | Received | Lost]:
         """What has happened, in its order, after at most so many seconds or a ``wake``."""
         ready = dict(self._poller.poll(max(0, int(seconds * 1000))))
-        if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+        if self._wake.fileno() in ready:
+            self._wake.clear()
         happened: list[Connected | Received | Lost] = []
         for line, (socket, events) in tuple(self._open.items()):
             if socket in ready:
@@ -151,9 +149,8 @@ class FrontWire:
         return True
 
     def wake(self) -> None:
-        """End a ``receive`` that waits, from any thread."""
-        with contextlib.suppress(OSError, ValueError):  # closed by now
-            os.eventfd_write(self._wake, 1)
+        """End a ``receive`` that waits, from any thread, also when all is closed by now."""
+        self._wake.ring()
 
     def hang_up(self, line: Line) -> None:
         """Close a connection, if there is one."""
@@ -171,9 +168,8 @@ class FrontWire:
             socket.linger = int(linger * 1000)
         for line in tuple(self._open):
             self.hang_up(line)
-        if not self._context.closed:
-            self._context.term()
-            os.close(self._wake)
+        self._context.term()
+        self._wake.close()
 
     def _take(self, line: Line, socket: zmq.Socket[Any]) -> list[Received]:
         taken = []

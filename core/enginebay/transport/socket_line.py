@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 import time
@@ -21,6 +20,7 @@ from enginebay.messages import WorkerInfo
 from enginebay.runtime import ChannelClosed, Spawner, Thread
 from enginebay.transport.beat import Beat
 from enginebay.transport.codec import DamagedMessage, decode_reply
+from enginebay.transport.doorbell import Bell
 from enginebay.transport.socket_endpoint import Endpoint
 from enginebay.transport.socket_wire import (
     ALIVE,
@@ -102,7 +102,7 @@ class SocketLine:
         )
         self.address, self.tickets = endpoint.address, endpoint.tickets
         self._router = endpoint.router
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Bell()
         self._monitor = self._router.get_monitor_socket(Event.DISCONNECTED)
         self._thread: Thread = spawner.thread("enginebay-line", self._run)
 
@@ -115,7 +115,7 @@ class SocketLine:
             if self._closing:
                 raise ChannelClosed("the line to the workers is closed")
             self._queue.append((frame, ranks))
-            os.eventfd_write(self._wake, 1)
+            self._wake.ring()
 
     def heartbeat(self, rank: int) -> Beat:
         """What that rank said last that it does, and when that arrived."""
@@ -126,7 +126,7 @@ class SocketLine:
         with self._lock:
             if not self._closing:
                 self._closing = True
-                os.eventfd_write(self._wake, 1)
+                self._wake.ring()
         if threading.get_ident() != self._ident:
             self._thread.join(_CLOSE_SECONDS)
 
@@ -134,12 +134,12 @@ class SocketLine:
         self._ident = threading.get_ident()
         try:
             poller = zmq.Poller()
-            for one in (self._router, self._monitor, self._wake):
+            for one in (self._router, self._monitor, self._wake.fileno()):
                 poller.register(one, zmq.POLLIN)
             while not self._closing:
                 ready = dict(poller.poll(self._patience_ms()))
-                if self._wake in ready:
-                    os.eventfd_read(self._wake)
+                if self._wake.fileno() in ready:
+                    self._wake.clear()
                 self._send_all()
                 self._look_for_lost()
                 if self._read_all():
@@ -264,8 +264,7 @@ class SocketLine:
         self._monitor.close()
         self._router.linger = _LINGER_MS
         self._endpoint.close()
-        with self._lock:
-            os.close(self._wake)
+        self._wake.close()
 
     def _farewell(self, peer: _Peer) -> None:
         try:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import select
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from enginebay.runtime import Runtime, Thread
+from enginebay.transport.doorbell import Bell
 
 __all__ = ["Monitor"]
 
@@ -33,12 +32,10 @@ class Monitor:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._posted: deque[Callable[[], None]] = deque()
-        self._lock = threading.RLock()  # the garbage collector may post from within this very thread
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll.register(self._wake, select.POLLIN)
+        self._wake = Bell()
+        self._poll.register(self._wake.fileno(), select.POLLIN)
         self._thread: Thread | None = None
         self._ident = 0
-        self._is_closed = False
 
     def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
         """Call ``handler`` whenever the descriptor is readable or its other end is gone."""
@@ -57,9 +54,7 @@ class Monitor:
     def post(self, task: Callable[[], None]) -> None:
         """Run ``task`` in the thread, soon. Once the thread has ended, nothing happens."""
         self._posted.append(task)
-        with self._lock:
-            if not self._is_closed:
-                os.eventfd_write(self._wake, 1)
+        self._wake.ring()
 
     def is_here(self) -> bool:
         """Whether the caller is this thread."""
@@ -74,10 +69,7 @@ class Monitor:
 
     def close(self) -> None:
         """Give the thread's own descriptor back; what the thread does at its end, and who never started it."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                os.close(self._wake)
+        self._wake.close()
 
     def _run(self) -> None:
         self._ident = threading.get_ident()
@@ -94,9 +86,8 @@ class Monitor:
             except StopIteration:
                 return
             for descriptor, _ in self._poll.poll(None if left is None else max(0.0, left) * 1e3):
-                if descriptor == self._wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wake)
+                if descriptor == self._wake.fileno():
+                    self._wake.clear()
                 elif (handler := self._handlers.get(descriptor)) is not None:  # else an earlier one took it away
                     self._guarded(handler)
             while self._posted:

@@ -32,6 +32,7 @@ from enginebay.messages import CallWorkers, Control, Drain, FinishReason, ReadSt
 from enginebay.runfolder import RunFolder
 from enginebay.transport.front_keys import ServerKeys, client_file
 from support.fake_engines import Installed
+from support.forks import in_a_fork
 from support.served import Serving, eventually, serve
 
 
@@ -202,14 +203,12 @@ def test_close_leaves_the_engine_running(serving: Serving) -> None:
 
 def test_a_forked_child_has_no_connection(serving: Serving) -> None:
     with LLM.connect(serving.address) as llm:
-        pid = os.fork()
-        if not pid:
-            try:
+
+        def child() -> None:
+            with pytest.raises(EngineDead, match="was forked from it"):
                 llm.generate("say:x")
-            except EngineDead as error:
-                os._exit(0 if "was forked from it" in str(error) else 2)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+        assert in_a_fork(child) == 0
         assert llm.generate("say:here")[0].text == "here"
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from enginebay.limited import Helper, HelperFailed, OverLimit
 from enginebay.limited._serve import _LAST_MOMENT
+from support.forks import in_a_fork
 
 ASK: dict[str, Any] = {"messages": [{"content": "hi"}], "now": "2024-07-26", "tokens": {}, "most": 100}
 ASK["add_generation_prompt"] = True
@@ -178,17 +179,13 @@ def test_it_outlives_the_thread_that_started_it(helper: Helper) -> None:
 def test_a_forked_process_has_a_child_of_its_own(helper: Helper) -> None:
     helper.call(_ask("a"))
     there, back = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            assert helper.pid is None
-            assert helper.call(_ask("theirs")) == {"text": "theirs"}
-            os.write(back, str(helper.pid).encode())
-            code = 0
-        finally:
-            os._exit(code)  # without a word: this one dies with it by itself
-    _, status = os.waitpid(pid, 0)
+
+    def child() -> None:
+        assert helper.pid is None
+        assert helper.call(_ask("theirs")) == {"text": "theirs"}
+        os.write(back, str(helper.pid).encode())  # and it ends without a word: its helper dies with it by itself
+
+    status = in_a_fork(child)
     theirs = int(os.read(there, 100))
     os.close(there)
     os.close(back)

@@ -13,6 +13,7 @@ import pytest
 from enginebay.testing._executor_driver import is_there
 from plugins.mp.conftest import Drive
 from support.census import Census
+from support.forks import in_a_fork
 
 PARENT = """
 import os, signal, sys, threading
@@ -86,11 +87,5 @@ def test_dropping_the_last_reference_reaps(drive: Drive) -> None:  # X13
 def test_a_fork_of_the_parent_leaves_the_workers_alone(drive: Drive) -> None:
     driver = drive(1)
     driver.ready()
-    pid = os.fork()
-    if not pid:  # the child: whatever is dropped or ended here is not its own
-        try:
-            driver.stop(seconds=0.1)
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+    in_a_fork(lambda: driver.stop(seconds=0.1))  # whatever is dropped or ended there is not its own
     driver.run_step()
