@@ -183,8 +183,9 @@ def test_a_thread_that_hangs_cannot_be_replaced_and_both_are_said(
         hang.set()
     assert re.sub(r"for \d+ s", "for N s", str(caught.value)) == (
         "the engine stopped: no answer to execute_model of step 0 within 0.2 s ([deadlines] step); "
-        "rank 0 has been in execute_model of step 0 for N s; the workers could not be started again: rank 0: the worker's thread of generation 0 is still in "
-        "execute_model, so executor 'uni' cannot start generation 1 beside it: end this process"
+        "rank 0 has been in execute_model of step 0 for N s; the workers could not be started again: "
+        "rank 0: the worker's thread of generation 0 is still in execute_model, so executor 'uni' cannot start "
+        "generation 1 beside it: end this process"
     )
     assert caught.value.exit_code == 5
 

@@ -124,5 +124,3 @@ def test_a_bell_keeps_that_it_was_rung() -> None:
     one.clear()
     with pytest.raises(ValueError, match="negative"):
         select.select([one], [], [], 0)
-
-
