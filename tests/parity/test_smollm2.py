@@ -1,5 +1,5 @@
 """The engine's fp32 greedy tokens with SmolLM2 are transformers' own: all at once, in chunks, preempted, from a warm
-prefix cache, and one by one. 6 prompts in the suite, all 64 with ``-m soak``."""
+prefix cache, and one by one. 5 prompts of 32 tokens in the suite, all 64 of 64 with ``-m soak``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from enginebay import LLM, SamplingParams
 from enginebay.text import Tokenizer
 from support.parity import Reference, Verdict, cut_prompts, shipped_text
 
-MAX_TOKENS = 64
 Compare = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], Verdict]
-PARAMS = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
-SHORT, WHOLE = 6, 64
+SHORT, WHOLE = 5, 64
+MAX_TOKENS = {SHORT: 32, WHOLE: 64}
+"""By the number of prompts."""
 PREEMPTIONS = {SHORT: 2, WHOLE: 20}
 """How many the tiny cache must cause, by the number of prompts."""
 
@@ -64,9 +64,14 @@ def roomy(smollm2: Path) -> Iterator[LLM]:
         yield llm
 
 
-def answers(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    completions = llm.generate(prompts, PARAMS)
-    assert [len(completion.token_ids) for completion in completions] == [MAX_TOKENS] * len(prompts)
+@pytest.fixture
+def params(prompts: list[list[int]]) -> SamplingParams:
+    return SamplingParams(max_tokens=MAX_TOKENS[len(prompts)], ignore_eos=True)
+
+
+def answers(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+    completions = llm.generate(prompts, params)
+    assert [len(completion.token_ids) for completion in completions] == [params.max_tokens] * len(prompts)
     return [list(completion.token_ids) for completion in completions]
 
 
@@ -76,25 +81,25 @@ def spread(prompts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def test_all_at_once_and_again_from_the_warm_prefix_cache(
-    roomy: LLM, compare: Compare, prompts: list[list[int]]
+    roomy: LLM, compare: Compare, prompts: list[list[int]], params: SamplingParams
 ) -> None:
-    cold = answers(roomy, prompts)
+    cold = answers(roomy, prompts, params)
     compare(prompts, cold)
     hits = roomy.stats().scheduler.prefix_hits
-    warm = roomy.generate(prompts, PARAMS)
+    warm = roomy.generate(prompts, params)
     compare(prompts, [completion.token_ids for completion in warm])
     assert roomy.stats().scheduler.prefix_hits > hits
     whole_blocks = [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
     assert [completion.usage.cached_tokens for completion in warm] == whole_blocks
 
 
-def test_in_chunks(smollm2: Path, compare: Compare, prompts: list[list[int]]) -> None:
+def test_in_chunks(smollm2: Path, compare: Compare, prompts: list[list[int]], params: SamplingParams) -> None:
     with engine(smollm2, "cache.num_blocks=3072", "scheduler.max_num_batched_tokens=64") as llm:
-        compare(prompts, answers(llm, prompts))
+        compare(prompts, answers(llm, prompts, params))
 
 
 def test_with_a_cache_so_small_that_requests_are_preempted(
-    smollm2: Path, compare: Compare, prompts: list[list[int]]
+    smollm2: Path, compare: Compare, prompts: list[list[int]], params: SamplingParams
 ) -> None:
     """48 blocks hold one long request with little to spare, and with chunks of 64 tokens others begin beside it.
 
@@ -102,7 +107,7 @@ def test_with_a_cache_so_small_that_requests_are_preempted(
     """
     sets = ("cache.num_blocks=48", "scheduler.max_num_batched_tokens=64", "engine.batch_invariant=true")
     with engine(smollm2, *sets) as llm:
-        completions = llm.generate(prompts, PARAMS)
+        completions = llm.generate(prompts, params)
         counted = llm.stats().scheduler
     preemptions = sum(completion.usage.preemptions for completion in completions)
     print(f"{preemptions} preemptions")
@@ -113,13 +118,13 @@ def test_with_a_cache_so_small_that_requests_are_preempted(
 
 
 def test_one_by_one_and_against_generate_itself(
-    roomy: LLM, reference: Reference, compare: Compare, prompts: list[list[int]]
+    roomy: LLM, reference: Reference, compare: Compare, prompts: list[list[int]], params: SamplingParams
 ) -> None:
     """3 of the prompts, or all 64 in the soak."""
     chosen = prompts if len(prompts) == WHOLE else spread(prompts, 3)
-    alone = [answers(roomy, [prompt])[0] for prompt in chosen]
+    alone = [answers(roomy, [prompt], params)[0] for prompt in chosen]
     verdict = compare(chosen, alone)
-    literal = [reference.generate(prompt, MAX_TOKENS) for prompt in chosen]
+    literal = [reference.generate(prompt, params.max_tokens) for prompt in chosen]
     unequal = [index for index, (ours, theirs) in enumerate(zip(alone, literal, strict=True)) if ours != theirs]
     assert len(unequal) <= len(verdict.near_ties), f"prompts {unequal} differ from generate without a near tie"
 

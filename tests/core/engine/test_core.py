@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import tracemalloc
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -376,30 +376,30 @@ def test_step_reports_and_summaries_have_their_times_in_order() -> None:
     assert (summary.first_step, summary.last_step) == (0, 2)
 
 
+def _objects() -> int:
+    """All of Python's small objects that are alive; ``tracemalloc`` is four times slower."""
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
 def test_memory_does_not_grow_with_the_number_of_requests() -> None:
     """10,000 requests of 8 tokens: nothing is kept of those that ended, and all blocks come back."""
     engine = FakeEngine(num_blocks=512, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, step_every=10**9)
     engine.executor.keep_steps = engine.hooks.keep = False
     finished, added, sizes = 0, 0, {}
-    tracemalloc.start()
-    try:
-        while finished < 10_000:
-            while added < min(10_000, finished + 64):
-                engine.add(str(added), f"prompt {added}", max_tokens=8)
-                added += 1
-            outputs, _ = engine.core.step()
-            finished += sum(output.finish_reason is not None for output in outputs)
-            if finished >= 2_000 and 2_000 not in sizes:
-                gc.collect()
-                sizes[2_000] = tracemalloc.get_traced_memory()[0]
-        while engine.core.has_work():
-            engine.core.step()
-        gc.collect()
-        sizes[10_000] = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+    while finished < 10_000:
+        while added < min(10_000, finished + 64):
+            engine.add(str(added), f"prompt {added}", max_tokens=8)
+            added += 1
+        outputs, _ = engine.core.step()
+        finished += sum(output.finish_reason is not None for output in outputs)
+        if finished >= 2_000 and 2_000 not in sizes:
+            sizes[2_000] = _objects()
+    while engine.core.has_work():
+        engine.core.step()
+    sizes[10_000] = _objects()
     assert engine.core.stats().finished == 10_000
     assert engine.core.stats().committed_tokens == 80_000
     assert engine.kv.num_free_blocks == 512
     assert len(engine.executor.table) == 0
-    assert sizes[10_000] - sizes[2_000] < 100_000, sizes
+    assert sizes[10_000] - sizes[2_000] < 1000, sizes  # one object kept per request would be 8,000
