@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from enginebay.errors import ConfigError, StartFailed
-from enginebay.runfolder import MAX_SOCKET_PATH, LazyRunFolder, RunFolder, live_folders, run_root, socket_path
+from enginebay.runfolder import (
+    MAX_SOCKET_PATH,
+    LazyRunFolder,
+    RunFolder,
+    folders_of,
+    live_folders,
+    run_root,
+    socket_path,
+)
 from support.forks import in_a_fork
 
 HOLDER = """
@@ -126,6 +134,19 @@ def test_a_stopped_engine_is_alive(root: Path) -> None:
     RunFolder.make(root).close()
     assert path.exists()
     kill(other)
+
+
+def test_all_of_a_process_are_known_until_they_are_gone(root: Path) -> None:
+    ours = {RunFolder.make(root), RunFolder.make(root)}
+    process, path = holder(root)
+    assert folders_of(process.pid, root) == [path]
+    assert set(folders_of(os.getpid(), root)) == {folder.path for folder in ours}
+    kill(process)
+    assert folders_of(process.pid, root) == [path]
+    for folder in ours:
+        folder.close()
+    RunFolder.make(root).close()
+    assert folders_of(process.pid, root) == folders_of(os.getpid(), root) == []
 
 
 def test_what_is_not_ours_in_the_root_is_not_touched(root: Path) -> None:

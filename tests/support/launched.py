@@ -34,6 +34,7 @@ from enginebay.interfaces import (
 )
 from enginebay.messages import KVCacheGroup, KVCacheSpec, ModelRunnerOutput, SamplingParams, SchedulerOutput
 from enginebay.worker import HostDevice, RequestTable
+from support.marks import with_marks
 from support.repository import ROOT
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -134,10 +135,15 @@ def site(folder: Path) -> Path:
     info = folder / "launched-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: launched\nVersion: 1.0\n")
-    groups = {"runners": ("launched",), "schedulers": ("biased", "lottery")}
+    ours, marks = "support.launched", "support.marks"
+    groups = {
+        "runners": {"launched": ours},
+        "schedulers": {"biased": ours, "lottery": ours},
+        "worker_extensions": {"marks": marks},
+    }
     (info / "entry_points.txt").write_text(
         "".join(
-            f"[enginebay.{group}]\n" + "".join(f"{name} = support.launched\n" for name in names)
+            f"[enginebay.{group}]\n" + "".join(f"{name} = {module}\n" for name, module in names.items())
             for group, names in groups.items()
         )
     )
@@ -248,6 +254,12 @@ def alone(model: str) -> Any:
             llm.generate("a", LONG)
 
 
+def marked(model: str) -> Any:
+    """What a worker extension says of the worker that it is in."""
+    with LLM(with_marks(config(model), mark="seen")) as llm:
+        return [json.loads(told) | {"here": os.getpid()} for told in llm.collective_rpc("marks.where")]
+
+
 def split(model: str) -> Any:
     """The tiny model beside the fake one: over tensor ranks, and over stages, greedy and with seeds."""
     texts = []
@@ -282,7 +294,8 @@ def tiny_answers(llm: LLM) -> list[str]:
 
 
 SCENARIOS: dict[str, Callable[[str], Any]] = {
-    one.__name__: one for one in (same, left, owned, split, example, blocks, terms, fails, timed, differ, torn, alone)
+    one.__name__: one
+    for one in (same, left, owned, marked, split, example, blocks, terms, fails, timed, differ, torn, alone)
 }
 
 

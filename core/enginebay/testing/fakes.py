@@ -47,7 +47,6 @@ KIT: Final = "kit"
 """The key of ``extra`` under which a request asks it to misbehave."""
 
 _LONGEST_HOLD = 120.0
-_BLOCK_SIZE = 16
 
 
 def fake_token(token_ids: Sequence[int], vocab_size: int) -> int:

@@ -4,7 +4,7 @@ Executors carry bytes; this package is the only place that knows what is inside 
 are msgpack, typed on both ends, bounded in size before memory is taken, and damaged bytes raise ``DamagedMessage``.
 """
 
-from enginebay.transport.calls import PendingCalls
+from enginebay.transport.calls import PendingCalls, not_started
 from enginebay.transport.codec import (
     MAX_FRAME_BYTES,
     DamagedMessage,
@@ -40,6 +40,7 @@ __all__ = [
     "encode_reply",
     "encode_start_payload",
     "failure_error",
+    "not_started",
     "raise_failures",
     "results_of",
     "unwrap",

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
+from enginebay.errors import WorkerLost
 from enginebay.messages import Envelope, RankReply, Replies, WorkerFailure
 
-__all__ = ["PendingCalls"]
+__all__ = ["PendingCalls", "not_started"]
+
+
+def not_started(envelope: Envelope) -> Future[Replies]:
+    """What ``submit`` returns when there is no worker to send to: a failure for each rank that the envelope names."""
+    failure = WorkerFailure(
+        phase="submit",
+        error_type=WorkerLost.__name__,
+        message="the executor has not been started",
+        kind=WorkerLost.__name__,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+    future: Future[Replies] = Future()
+    replies = tuple(RankReply(rank=rank, failure=failure) for rank in envelope.ranks or (0,))
+    future.set_result(Replies(generation=envelope.generation, call_id=envelope.call_id, replies=replies))
+    return future
 
 
 @dataclass(slots=True)
@@ -68,12 +87,6 @@ class PendingCalls:
     def close(self, failure: Callable[[int], WorkerFailure]) -> None:
         """No rank answers any more: the executor is being stopped. ``failure`` makes one for each rank."""
         self._end(self._ranks, failure)
-
-    def waits_for(self) -> tuple[int, ...]:
-        """The ranks that have not answered the oldest call that waits; none: nothing waits."""
-        with self._lock:
-            oldest = next(iter(self._pending.values()), None)
-            return () if oldest is None else tuple(sorted(oldest.missing))
 
     def _settle(self, generation: int, call_id: int, reply: RankReply) -> None:
         with self._lock:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ClassVar, Generic, TypeVar
 
-from enginebay.errors import StartFailed, WorkerLost
+from enginebay.errors import StartFailed
 from enginebay.interfaces import (
     Executor,
     ExecutorContext,
@@ -22,7 +20,8 @@ from enginebay.interfaces import (
     StartSpec,
     WorkerExit,
 )
-from enginebay.messages import Envelope, RankReply, Replies, WorkerFailure
+from enginebay.messages import Envelope, Replies
+from enginebay.transport import not_started
 from enginebay.worker.thread import ThreadSession
 
 O = TypeVar("O", bound=Options)
@@ -81,21 +80,7 @@ class ThreadExecutor(Executor[O], Generic[O]):
         return StartResult(workers=(worker,))
 
     def submit(self, envelope: Envelope) -> Future[Replies]:
-        session = self._session
-        if session is not None:
-            return session.submit(envelope)
-        future: Future[Replies] = Future()
-        failure = WorkerFailure(
-            phase="submit",
-            error_type=WorkerLost.__name__,
-            message="the executor has not been started",
-            kind=WorkerLost.__name__,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-        reply = RankReply(rank=0, failure=failure)
-        future.set_result(Replies(generation=envelope.generation, call_id=envelope.call_id, replies=(reply,)))
-        return future
+        return not_started(envelope) if self._session is None else self._session.submit(envelope)
 
     def health(self) -> ExecutorHealth:
         session = self._session

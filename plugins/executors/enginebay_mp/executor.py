@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from enginebay.errors import StartFailed, WorkerLost
+from enginebay.errors import StartFailed
 from enginebay.interfaces import Executor, ExecutorContext, ExecutorHealth, StartResult, StartSpec, WorkerExit
-from enginebay.messages import Envelope, RankReply, Replies, WorkerFailure
+from enginebay.messages import Envelope, Replies
+from enginebay.transport import not_started
 from enginebay_mp.group import Group
 from enginebay_mp.options import MpOptions
 
@@ -44,20 +43,7 @@ class MpExecutor(Executor[MpOptions]):
         return group.wait_for_hello()
 
     def submit(self, envelope: Envelope) -> Future[Replies]:
-        if self._group is not None:
-            return self._group.submit(envelope)
-        future: Future[Replies] = Future()
-        failure = WorkerFailure(
-            phase="submit",
-            error_type=WorkerLost.__name__,
-            message="the executor has not been started",
-            kind=WorkerLost.__name__,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-        replies = tuple(RankReply(rank=rank, failure=failure) for rank in envelope.ranks or (0,))
-        future.set_result(Replies(generation=envelope.generation, call_id=envelope.call_id, replies=replies))
-        return future
+        return not_started(envelope) if self._group is None else self._group.submit(envelope)
 
     def health(self) -> ExecutorHealth:
         if self._group is None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
-from enginebay.errors import StartFailed, WorkerLost
+from enginebay.errors import StartFailed
 from enginebay.interfaces import Executor, ExecutorContext, ExecutorHealth, StartResult, StartSpec, WorkerExit
-from enginebay.messages import Envelope, RankReply, Replies, WorkerFailure
+from enginebay.messages import Envelope, Replies
 from enginebay.runtime import Runtime
+from enginebay.transport import not_started
 from enginebay_ray import cluster
 from enginebay_ray.actors import answer
 from enginebay_ray.environment import environment_of_workers
@@ -80,20 +80,7 @@ class RayExecutor(Executor[RayOptions]):
 
     def submit(self, envelope: Envelope) -> Future[Replies]:
         session = self._session()
-        if session is not None:
-            return session.submit(envelope)
-        failure = WorkerFailure(
-            phase="submit",
-            error_type=WorkerLost.__name__,
-            message="the executor has no workers",
-            kind=WorkerLost.__name__,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-        future: Future[Replies] = Future()
-        replies = tuple(RankReply(rank=rank, failure=failure) for rank in envelope.ranks or (0,))
-        future.set_result(Replies(generation=envelope.generation, call_id=envelope.call_id, replies=replies))
-        return future
+        return not_started(envelope) if session is None else session.submit(envelope)
 
     def health(self) -> ExecutorHealth:
         session = self._session()

@@ -23,6 +23,7 @@ SCENARIOS = (
     "same",
     "left",
     "owned",
+    "marked",
     "split",
     "example",
     "blocks",
@@ -74,6 +75,12 @@ def test_both_ranks_draw_the_same_with_seeds_that_they_agreed_on(run: Run) -> No
     texts = zero["texts"]
     assert len(texts) == len(PROMPTS) + 1 == len(set(texts))
     assert all(re.fullmatch(r"\d{20}", text) for text in texts)
+
+
+def test_the_worker_extension_is_in_each_rank(run: Run) -> None:  # P6
+    for rank, (told,) in enumerate(run.came["marked"]):
+        assert (told["mark"], told["rank"], told["runner"]) == ("seen", rank, "LaunchedRunner")
+        assert told["pid"] == told["here"]  # the worker is in the rank's own process
 
 
 def test_the_world_is_made_where_there_is_none_and_taken_away_again(run: Run) -> None:

@@ -26,7 +26,7 @@ from enginebay.messages import (
     ToFront,
     Welcome,
 )
-from enginebay.runfolder import sweep
+from enginebay.runfolder import folders_of, sweep
 from enginebay.runtime import Clock, Spawner, Thread
 from enginebay.transport.front_address import FrontAddress
 from enginebay.transport.front_door import MAX_FRONT_BYTES
@@ -228,11 +228,12 @@ class RemoteLink:
         self._requests.die(error)
 
     def _tidy(self) -> None:
-        """Remove what a killed engine left, since it cannot; its lock is free a moment after its sockets are closed."""
+        """Remove what a killed engine left, since it cannot; its locks come free a moment after its sockets closed."""
         assert self._address.path is not None, "over TCP it is another machine's"
-        folder, until = self._address.path.parent, self._clock.now() + _TIDY_SECONDS
-        while folder.exists() and self._clock.now() < until:
-            sweep(folder.parent)
+        assert self._welcome is not None, "it hung up later"
+        root, until = self._address.path.parent.parent, self._clock.now() + _TIDY_SECONDS
+        while folders_of(self._welcome.pid, root) and self._clock.now() < until:
+            sweep(root)
             try:
                 self._clock.wait_future(self._clock.event(), self._clock.now() + _STUCK_SECONDS)
             except TimeoutError:

@@ -1,26 +1,28 @@
-"""The folder in which one running engine keeps its sockets and other names: private, locked, and cleaned up after.
-
-Layout: ``ROOT/NAME/lock`` is held (``flock``) as long as the engine lives, whatever ends it, and
-``ROOT/NAME/manifest`` lists what it took. A folder whose lock can be taken belongs to nobody any more, and the next
-start removes it, with the named segments of its manifest. A folder whose lock is held is never touched.
-"""
+"""A run folder from its making to its end, and where they all lie."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
-import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from enginebay.errors import ConfigError, StartFailed
+from enginebay.runfolder._leftovers import NAME_BYTES, fault, folders, is_held, maker, remove, sweep_root, take_lock
 
-__all__ = ["MAX_SOCKET_PATH", "LazyRunFolder", "RunFolder", "live_folders", "run_root", "socket_path", "sweep"]
+__all__ = [
+    "MAX_SOCKET_PATH",
+    "LazyRunFolder",
+    "RunFolder",
+    "folders_of",
+    "live_folders",
+    "run_root",
+    "socket_path",
+    "sweep",
+]
 
 MAX_SOCKET_PATH: Final = 107
 """Bytes of the longest path that a Unix socket can have on Linux, without the zero at its end."""
@@ -28,10 +30,7 @@ MAX_SOCKET_PATH: Final = 107
 _ROOM_FOR_NAMES: Final = 24
 """Bytes that the name of a socket in the folder may have, with its slash."""
 
-_NAME_BYTES: Final = 4
 _TRIES: Final = 16
-_SHM: Final = Path("/dev/shm")  # noqa: S108  # where Linux keeps named segments; only what the manifest names is touched
-_SEGMENT: Final = "segment"
 
 
 class RunFolder:
@@ -52,14 +51,14 @@ class RunFolder:
         Raises ``ConfigError`` when the root is no private folder of ours, or too long for the sockets in it.
         """
         base = _checked_root(root)
-        _sweep(base)
+        sweep_root(base)
         for _ in range(_TRIES):
-            path = base / os.urandom(_NAME_BYTES).hex()
+            path = base / os.urandom(NAME_BYTES).hex()
             with contextlib.suppress(FileExistsError, FileNotFoundError, BlockingIOError):
                 # the latter two: somebody who cleans met the folder before it was locked; it is theirs now
                 os.mkdir(path, 0o700)
                 os.chmod(path, 0o700)  # whatever the umask says
-                lock = _lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 try:
                     os.fchmod(lock, 0o600)
                     os.write(lock, f"{os.getpid()}\n".encode())
@@ -87,7 +86,7 @@ class RunFolder:
         if self._is_open and os.getpid() == self._pid:
             self._is_open = False
             try:
-                _remove(self.path)
+                remove(self.path)
             finally:
                 os.close(self._manifest)
                 os.close(self._lock)
@@ -142,17 +141,17 @@ def run_root(root: Path | None = None, environ: Mapping[str, str] = os.environ) 
 
 def live_folders(root: Path | None = None) -> list[Path]:
     """The folders of engines of this user that run now, by name."""
-    base = run_root(root)
-    if not base.is_dir() or _fault(base) is not None:
-        return []
-    return [path for path in _folders(base) if _is_held(path)]
+    return [path for path in folders(run_root(root)) if is_held(path)]
+
+
+def folders_of(pid: int, root: Path | None = None) -> list[Path]:
+    """Those that this process has made, whether it lives or not: an engine has one, and each of its groups may."""
+    return [path for path in folders(run_root(root)) if maker(path) == str(pid)]
 
 
 def sweep(root: Path | None = None) -> None:
     """Remove what dead engines have left, as the next start would."""
-    base = run_root(root)
-    if base.is_dir() and _fault(base) is None:
-        _sweep(base)
+    sweep_root(run_root(root))
 
 
 def socket_path(folder: Path, name: str) -> Path:
@@ -177,28 +176,14 @@ def _checked_root(root: Path | None) -> Path:
         raise ConfigError(
             f"no folder for running engines can be made at {base}: {error.strerror}; set ENGINEBAY_RUN to another"
         ) from None
-    if (fault := _fault(base)) is not None:
-        raise ConfigError(f"the folder for running engines, {base}, {fault}; or set ENGINEBAY_RUN to another")
+    if (wrong := fault(base)) is not None:
+        raise ConfigError(f"the folder for running engines, {base}, {wrong}; or set ENGINEBAY_RUN to another")
     if not _fits(base):
         raise ConfigError(
             f"the folder for running engines, {base}, is too deep: a socket in it would have a path of more than the "
             f"{MAX_SOCKET_PATH} bytes that Linux allows; set ENGINEBAY_RUN to a shorter one"
         )
     return base
-
-
-def _fault(base: Path) -> str | None:
-    """What keeps others from being kept out, and what to do about it."""
-    about = base.lstat()
-    if stat.S_ISLNK(about.st_mode):
-        return "is a symbolic link, which somebody else may move: remove it"
-    if not stat.S_ISDIR(about.st_mode):
-        return "is no folder: remove it"
-    if about.st_uid != os.getuid():
-        return f"belongs to user {about.st_uid}, not to {os.getuid()}: have it removed"
-    if (mode := stat.S_IMODE(about.st_mode) & 0o777) != 0o700:
-        return f"has mode {mode:04o}, and others must not get in: chmod 700 {base}"
-    return None
 
 
 def _is_ours(path: Path) -> bool:
@@ -208,86 +193,4 @@ def _is_ours(path: Path) -> bool:
 
 
 def _fits(base: Path) -> bool:
-    return len(os.fsencode(base)) + 1 + 2 * _NAME_BYTES + _ROOM_FOR_NAMES <= MAX_SOCKET_PATH
-
-
-def _folders(base: Path) -> Iterator[Path]:
-    """What is named as our folders are, and is a folder of ours; anything else in the root is nobody's to touch."""
-    with os.scandir(base) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    for name in names:
-        if len(name) == 2 * _NAME_BYTES and set(name) <= set("0123456789abcdef"):
-            yield base / name
-
-
-def _lock(path: Path, flags: int) -> int:
-    """The open lock file, held. Raises ``BlockingIOError`` when another holds it, and when it was removed meanwhile."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_nlink == 0:
-            raise BlockingIOError("the lock was removed by who held it before")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        os.close(_lock(path / "lock", os.O_RDWR))
-    except BlockingIOError:
-        return True
-    except OSError:  # gone, or not yet there
-        return False
-    return False
-
-
-def _sweep(base: Path) -> None:
-    """Remove the folders of dead engines: those whose lock we get, and those without anything in them."""
-    for path in _folders(base):
-        try:
-            lock = _lock(path / "lock", os.O_RDWR)
-        except FileNotFoundError:
-            with contextlib.suppress(OSError):  # not empty: it is being filled, or nothing that we know
-                path.rmdir()
-            continue
-        except OSError:  # held; or not to be opened, and then not to be judged
-            continue
-        try:
-            _remove(path)
-        except OSError:
-            continue  # what cannot be removed now is there for the next start
-        finally:
-            os.close(lock)
-
-
-def _remove(path: Path) -> None:
-    """Remove the named segments, then the folder; the lock goes last, so that one killed in the middle is found."""
-    with contextlib.suppress(OSError):
-        for line in (path / "manifest").read_text(errors="replace").splitlines():
-            kind, _, name = line.partition(" ")
-            if kind == _SEGMENT:
-                _unlink_segment(name)
-    with contextlib.suppress(FileNotFoundError):
-        with os.scandir(path) as entries:
-            inside = [entry for entry in entries if entry.name not in ("lock", "manifest")]
-        for entry in inside:
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
-        for name in ("manifest", "lock"):
-            (path / name).unlink(missing_ok=True)
-        path.rmdir()
-
-
-def _unlink_segment(name: str) -> None:
-    """Remove a segment of ours; a name that leads anywhere else is not believed."""
-    path = _SHM / name
-    if "/" in name or not name.strip("."):
-        return
-    with contextlib.suppress(OSError):
-        about = path.lstat()
-        if stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid():
-            path.unlink()
+    return len(os.fsencode(base)) + 1 + 2 * NAME_BYTES + _ROOM_FOR_NAMES <= MAX_SOCKET_PATH
