@@ -337,6 +337,11 @@ class FakeEngine:
         return self.texts[request_id], self.last[request_id]
 
 
+def engine_of(**parts: Any) -> FakeEngine:
+    """A ``FakeEngine`` whose runner declares all."""
+    return FakeEngine(features=FEATURES, **parts)
+
+
 class FakeOptions(Options):
     """How the fake runner behaves."""
 

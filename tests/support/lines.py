@@ -65,6 +65,10 @@ class Line:
         return True
 
 
+MakeLine = Callable[..., Line]
+"""``make_line(ranks, at, **options)``, whose lines are closed after the test."""
+
+
 class Echo:
     """A worker in a thread: answers each call with its payload, until its channel closes."""
 

@@ -1,4 +1,4 @@
-"""Worker processes at the other end of shared rings, for tests of the rings."""
+"""Worker processes at the other end of shared rings, and threads that wait at this one, for tests of the rings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ ECHO = """\
 while (frame := end.receive(None)) is not None:
     end.reply(1, end.rank, frame)
 """
+SLEEPS = "print('up', flush=True)\ntime.sleep(600)\n"
+SMALL = {"slots": 8, "slot_bytes": 64}
+"""Sizes of rings that are full soon."""
 
 
 @dataclass
@@ -86,3 +90,52 @@ def collect(end: EngineEnd, count: int, seconds: float = 60.0) -> list[tuple[int
         if poll.poll(left * 1e3):
             taken += end.take_replies()
     return taken
+
+
+def until(said: Callable[[], bool]) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + 60
+    while not said():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def asleep(thread: threading.Thread) -> bool:
+    """Whether the thread waits in the kernel, for a doorbell."""
+    assert thread.is_alive()
+    with open(f"/proc/self/task/{thread.native_id}/wchan") as file:
+        return "poll" in file.read()
+
+
+class Sender:
+    """A thread that sends, and what came of it."""
+
+    def __init__(self, send: Callable[[], None]) -> None:
+        self.raised: BaseException | None = None
+        self._send = send
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._send()
+        except BaseException as error:
+            self.raised = error
+
+    def join(self) -> None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+def echoed(end: EngineEnd, count: int) -> list[bytes]:
+    """What comes back of so many frames, sent by a thread while this one takes the replies."""
+
+    def send() -> None:
+        for number in range(count):
+            end.send(b"%d" % number, None, time.monotonic() + 60)
+
+    sender = Sender(send)
+    frames = [frame[16:] for _, frame in collect(end, count)]
+    sender.join()
+    assert sender.raised is None
+    return frames

@@ -15,12 +15,9 @@ from enginebay.engine.loop import EngineLoop
 from enginebay.errors import EngineDead, WorkerFailed
 from support.fake_engine import FakeRunner
 from support.fake_engines import Installed
+from support.llms import threads
 
 LONG = SamplingParams(max_tokens=400)
-
-
-def threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("enginebay"))
 
 
 async def no_threads() -> None:

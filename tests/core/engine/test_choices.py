@@ -12,11 +12,7 @@ from enginebay.errors import DuplicateRequest, RequestTooLong
 from enginebay.interfaces import NoOptions
 from enginebay.messages import EngineRequest, FinishReason, SamplingParams, Usage
 from enginebay.scheduling import MechanicsScheduler
-from support.fake_engine import EOS, FEATURES, FakeEngine
-
-
-def engine_of(**parts: Any) -> FakeEngine:
-    return FakeEngine(features=FEATURES, **parts)
+from support.fake_engine import EOS, engine_of
 
 
 def hot(**more: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.errors import ConfigError, PolicyFailed
 from enginebay.messages import RunningRequest, SchedulerOutput
+from support.faults import throws
 
 NAME = "scheduler 's' 1.0"
 
@@ -36,10 +37,6 @@ class Scripted:
 
 def guarded(answer: Any) -> GuardedScheduler:
     return GuardedScheduler(lambda: Scripted(answer), name=NAME)  # type: ignore[arg-type,return-value]  # it is broken
-
-
-def throws(error: BaseException) -> Any:
-    raise error
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), SystemExit(3)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from support.fake_engine import DEFAULT
 from support.fake_engines import Installed
 
 FEW = SamplingParams(max_tokens=4)
-
-
-@pytest.fixture
-def llm(fake: Installed) -> Iterator[LLM]:
-    with LLM(fake.config()) as llm:
-        yield llm
 
 
 def eventually(llm: LLM, unfinished: int = 0) -> None:

@@ -23,13 +23,10 @@ from enginebay.messages import RequestOutput
 from enginebay.text import IncrementalDetokenizer
 from support.fake_engine import FakeRunner
 from support.fake_engines import Installed
+from support.llms import threads
 
 FEW = SamplingParams(max_tokens=4)
 LONG = SamplingParams(max_tokens=400)
-
-
-def threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("enginebay"))
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -7,7 +7,7 @@ import gc
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,12 +25,6 @@ from support.fake_logprobs import entry
 
 FEW = SamplingParams(max_tokens=4)
 HOT = SamplingParams(max_tokens=9, temperature=1.0, n=3)
-
-
-@pytest.fixture
-def llm(fake: Installed) -> Iterator[LLM]:
-    with LLM(fake.config()) as llm:
-        yield llm
 
 
 def test_a_completion_has_all_choices_and_is_the_first(llm: LLM) -> None:

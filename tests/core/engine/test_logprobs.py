@@ -24,14 +24,10 @@ from enginebay.messages import (
     SchedulerStats,
     TokenLogprob,
 )
-from support.fake_engine import FEATURES, FakeEngine
+from support.fake_engine import FakeEngine, engine_of
 from support.fake_logprobs import entry
 
 LONG = "a long prompt in chunks, say:abcdefghijkl"
-
-
-def engine_of(**parts: Any) -> FakeEngine:
-    return FakeEngine(features=FEATURES, **parts)
 
 
 def check(engine: FakeEngine, name: str, prompt: str, *, logprobs: int = 2, prompt_logprobs: int = 3) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket as sockets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -34,12 +34,6 @@ from enginebay.transport.front_keys import ServerKeys, client_file
 from support.fake_engines import Installed
 from support.forks import in_a_fork
 from support.served import Serving, eventually, serve
-
-
-@pytest.fixture
-def serving(fake: Installed) -> Iterator[Serving]:
-    with serve(fake.config()) as serving:
-        yield serving
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from enginebay.transport import encode
 from enginebay.transport.codec import decode_result
 from enginebay.worker.failure import describe_failure
 from support.fake_engine import DEFAULT, FakeEngine
+from support.faults import throws
 
 Submit = Callable[[Envelope], Future[Replies]]
 
@@ -134,10 +135,6 @@ def fails(error: BaseException) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_exception(error)
     return future
-
-
-def throws(error: BaseException) -> Any:
-    raise error
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,6 @@ from support.served import RawFront, Serving, eventually, request, serve
 
 
 @pytest.fixture
-def serving(fake: Installed) -> Iterator[Serving]:
-    """An engine with two front ends' worth of time."""
-    with serve(fake.config()) as serving:
-        yield serving
-
-
-@pytest.fixture
 def slow(fake: Installed) -> Iterator[Serving]:
     """One whose steps take a while."""
     with serve(fake.config(step_seconds=0.02)) as serving:

@@ -13,12 +13,7 @@ from enginebay.errors import PolicyFailed
 from enginebay.interfaces import RequestView
 from enginebay.messages import FinishReason, SchedulerOutput
 from support.fake_engine import Arrival, FakeEngine
-
-PROMPTS = {
-    "a": "a long prompt in chunks, say:abcdefghijkl",
-    "b": "a long prompt in chunks, say:mno",
-    "c": "say:pqrstu",
-}
+from support.mortal import PROMPTS
 
 
 def engine_of(depth: int, void: set[int], seen: list[SchedulerOutput] | None = None) -> FakeEngine:
