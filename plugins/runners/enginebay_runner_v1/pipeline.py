@@ -7,7 +7,7 @@ embedding before the layers has been done by the first stage, and is not done ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class PipelineStage:
         embedding, head = names[model.get_input_embeddings()], names[model.get_output_embeddings()]
         tied = bool(getattr(model.config, "tie_word_embeddings", False))
         if not self.is_first:
-            _look_nothing_up(model.get_submodule(embedding), model.dtype)
+            _look_nothing_up(model.get_submodule(embedding), lambda: model.dtype)  # it has its own when it is loaded
             layers[self.layers.start].register_forward_pre_hook(self._enter, with_kwargs=True)
         if not self.is_last:
             layers[self.layers.stop - 1].register_forward_hook(self._leave)
@@ -137,12 +137,12 @@ class PipelineStage:
         self._leaving = output[0] if isinstance(output, tuple) else output
 
 
-def _look_nothing_up(embedding: Any, dtype: torch.dtype) -> None:
+def _look_nothing_up(embedding: Any, dtype: Callable[[], torch.dtype]) -> None:
     """Zeros in place of rows that a stage does not have, or has for its head alone: no layer reads them."""
     width = int(embedding.embedding_dim)
 
     def forward(input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # nn.Embedding's own name for it
-        return torch.zeros((*input.shape, width), dtype=dtype, device=input.device)
+        return torch.zeros((*input.shape, width), dtype=dtype(), device=input.device)
 
     embedding.forward = forward
 

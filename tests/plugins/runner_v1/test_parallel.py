@@ -134,6 +134,25 @@ def test_draws_penalties_and_logprobs_are_those_of_one_rank(herd: Herd, tiny: Ti
     assert ranks[0]["pp"]["logprobs"] == ranks[0]["pp"]["prompt_logprobs"] == {}
 
 
+def test_in_half_precision_too(herd: Herd, tiny: Tiny, tmp_path: Path) -> None:
+    """Stages compute what one rank does, bit for bit; sums over tensor ranks are rounded elsewhere."""
+    half = {"dtype": "bfloat16"}
+    jobs: list[list[Any]] = []
+    for family in KINDS:
+        if can(family, NO_TENSOR_RANKS):
+            jobs.append([f"{family} tp", str(tiny(family)), 2, 1, half, [GREEDY]])
+        if can(family, NO_STAGES):
+            jobs.append([f"{family} pp", str(tiny(family)), 1, 2, half, [GREEDY]])
+    first, second = herd.run(RUN, 2, {"joined": [2, 1], "jobs": jobs}, tmp_path, 300)
+    for name, told in first.items():
+        assert told["tokens"] == second[name]["tokens"], name
+        assert told["faults"] == second[name]["faults"] == {}, name
+        family, way = name.split()
+        if way == "pp":
+            with start_runner("v1", tiny(family), dtype="bfloat16") as started:
+                assert told["tokens"] == run_one(started.runner, [SamplingParams(**GREEDY)])["tokens"], name
+
+
 @pytest.mark.parametrize("way", ["tensor", pytest.param("stages", marks=pytest.mark.soak)])
 def test_batch_invariance_holds_within_one_size(herd: Herd, tiny: Tiny, tmp_path: Path, way: str) -> None:
     """The check of the whole model at warm-up passes on both ranks of either kind, over sums in a fixed order."""
