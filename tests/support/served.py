@@ -16,7 +16,7 @@ from enginebay.engine.service.service import EngineService
 from enginebay.engine.service.welcome import Served
 from enginebay.messages import AskedRequest, FromFront, Hello, SamplingParams, ToFront, Welcome
 from enginebay.runfolder import RunFolder
-from enginebay.transport.front_address import FRONT_NAME, FrontAddress
+from enginebay.transport.front_address import FRONT_NAME, FrontAddress, write_address
 from enginebay.transport.front_door import FrontDoor
 from enginebay.transport.front_keys import ServerKeys
 
@@ -51,6 +51,7 @@ def serve(config: dict[str, Any], *, tcp: ServerKeys | None = None, **served: An
             folder = RunFolder.make()
             stack.callback(folder.close)
             door = FrontDoor(FrontAddress(path=folder.path / FRONT_NAME))
+            write_address(folder.path, door.address)
         else:
             door = FrontDoor(FrontAddress(host="127.0.0.1"), tcp)
         stack.callback(door.close)

@@ -71,8 +71,8 @@ def group() -> None:
       enginebay COMMAND --help                       options, examples and exit codes
 
     Exit codes: 0 ok, 1 a request failed, 2 the config, the command line or the model is wrong, 3 the start failed,
-    4 a worker was lost, 5 a worker hangs, 70 an internal error, 130 Ctrl-C, 143 SIGTERM. Everything but results goes
-    to stderr.
+    4 a worker was lost, 5 a worker hangs, 70 an internal error or no engine answers, 130 Ctrl-C, 143 SIGTERM.
+    Everything but results goes to stderr.
     """
 
 

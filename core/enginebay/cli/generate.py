@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -99,6 +100,17 @@ def _is_plain(llm: LLM, raw: bool | None, system: str | None, asked: Sequence[As
     return bool(raw)
 
 
+@contextmanager
+def _line_ended(begun: Callable[[], bool]) -> Iterator[None]:
+    """What is said of an error stands on a line of its own, not behind the text so far."""
+    try:
+        yield
+    except BaseException:
+        if begun():
+            click.echo()
+        raise
+
+
 def _one(
     llm: LLM,
     asked: Asked,
@@ -118,7 +130,7 @@ def _one(
         stream = llm.stream(asked.text or "", params, **options)
     else:
         stream = llm.chat_stream(conversation, params, **options)
-    with stream:
+    with stream, _line_ended(lambda: live and first is not None):
         for output in stream:
             first = time.monotonic() if first is None and output.token_ids else first
             if live:

@@ -98,14 +98,14 @@ def command(
 def _door(address: str | None, keys: Path | None) -> Iterator[FrontDoor]:
     """Listen before the model is loaded: what is wrong with the address is said at once."""
     from enginebay.runfolder import RunFolder, socket_path
-    from enginebay.transport.front_address import FRONT_NAME, FrontAddress
+    from enginebay.transport.front_address import FRONT_NAME, FrontAddress, write_address
     from enginebay.transport.front_door import FrontDoor
     from enginebay.transport.front_keys import ServerKeys, client_file
 
     with ExitStack() as stack:
+        folder = RunFolder.make()
+        stack.callback(folder.close)
         if address is None:
-            folder = RunFolder.make()
-            stack.callback(folder.close)
             where = FrontAddress(path=socket_path(folder.path, FRONT_NAME))
         else:
             where = FrontAddress.parse(address)
@@ -119,6 +119,7 @@ def _door(address: str | None, keys: Path | None) -> Iterator[FrontDoor]:
                 click.echo(f"made {keys}, and {client_file(keys)} for clients: they need --keys with it", err=True)
         door = FrontDoor(where, server_keys)
         stack.callback(door.close)
+        write_address(folder.path, door.address)
         yield door
 
 

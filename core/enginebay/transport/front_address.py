@@ -10,9 +10,10 @@ from typing import Final
 from enginebay.errors import ConfigError
 from enginebay.runfolder import socket_path
 
-__all__ = ["FRONT_NAME", "FrontAddress"]
+__all__ = ["FRONT_NAME", "FrontAddress", "read_address", "write_address"]
 
 FRONT_NAME: Final = "front"
+_ADDRESS: Final = "address"
 """The socket of requests in an engine's run folder."""
 
 _CONTROL_SUFFIX: Final = ".ctl"
@@ -66,3 +67,16 @@ class FrontAddress:
 
     def __str__(self) -> str:
         return f"ipc://{self.path}" if self.path is not None else f"tcp://{self.host}:{self.port}"
+
+
+def write_address(folder: Path, address: FrontAddress) -> None:
+    """Leave in an engine's run folder where it listens, so that it is found wherever that is."""
+    (folder / _ADDRESS).write_text(str(address))
+
+
+def read_address(folder: Path) -> str:
+    """Where the engine of this run folder listens; "" when it says nothing: it is no served one."""
+    try:
+        return (folder / _ADDRESS).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 from enginebay.engine.front.front import Front
@@ -12,7 +11,7 @@ from enginebay.errors import ConfigError, EngineDead, ModelError
 from enginebay.runfolder import live_folders, run_root, sweep
 from enginebay.runtime import Runtime, system_runtime
 from enginebay.text import Tokenizer
-from enginebay.transport.front_address import FRONT_NAME
+from enginebay.transport.front_address import read_address
 
 __all__ = ["connect", "find_address", "running_engines"]
 
@@ -69,14 +68,7 @@ def find_address(address: str | None) -> str:
 
 
 def running_engines() -> list[str]:
-    """The addresses of this user's engines that listen where 'enginebay up' does by default."""
+    """The addresses at which this user's engines listen, those that are still loading among them."""
     sweep()
-    sockets = [folder / FRONT_NAME for folder in live_folders()]
-    return [f"ipc://{path}" for path in sockets if _is_socket(path)]
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    except OSError:
-        return False
+    told = [read_address(folder) for folder in live_folders()]
+    return [address for address in told if address]
