@@ -156,7 +156,8 @@ def _attempt(
     monitor = socket.get_monitor_socket()
     channel = SocketChannel(context, socket, monitor, ticket)
     socket.connect(ticket.address)
-    socket.send_multipart([HELLO, msgspec.msgpack.encode(info)])
+    with contextlib.suppress(zmq.Again):  # it has been refused or has broken by now: the monitor says which
+        socket.send_multipart([HELLO, msgspec.msgpack.encode(info)], zmq.NOBLOCK)
     while channel._wait(zmq.POLLIN, deadline):
         if socket.poll(0) and socket.recv_multipart()[0] == WELCOME:
             return channel

@@ -30,6 +30,7 @@ from enginebay.errors import (
 )
 from enginebay.messages import CallWorkers, Control, Drain, FinishReason, ReadStatus, UpdateWeights
 from enginebay.runfolder import RunFolder
+from enginebay.transport.front_address import FrontAddress, write_address
 from enginebay.transport.front_keys import ServerKeys, client_file
 from support.fake_engines import Installed
 from support.forks import in_a_fork
@@ -224,6 +225,7 @@ def test_no_engine(tmp_path: Path) -> None:
         LLM.connect(f"ipc://{folder.path}/front")
     with sockets.socket(sockets.AF_UNIX) as left:
         left.bind(str(folder.path / "front"))
+    write_address(folder.path, FrontAddress(path=folder.path / "front"))
     with pytest.raises(EngineDead, match="Connection refused"):
         LLM.connect()
     folder.close()
@@ -234,6 +236,7 @@ def test_what_listens_and_is_no_engine(tmp_path: Path) -> None:
     with sockets.socket(sockets.AF_UNIX) as mute:
         mute.bind(str(folder.path / "front"))
         mute.listen()
+        write_address(folder.path, FrontAddress(path=folder.path / "front"))
         with pytest.raises(EngineDead, match=r"has not answered for 0.3 s: the engine is starting, stopped, or none"):
             connect(timeout=0.3)
     folder.close()

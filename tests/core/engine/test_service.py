@@ -224,7 +224,7 @@ def test_a_drain_refuses_new_requests_and_lets_the_others_end(slow: Serving) -> 
 
 def test_the_sockets_are_this_users_alone(serving: Serving) -> None:
     path = Path(serving.address.removeprefix("ipc://"))
-    assert sorted(one.name for one in path.parent.iterdir()) == ["front", "front.ctl", "lock", "manifest"]
+    assert sorted(one.name for one in path.parent.iterdir()) == ["address", "front", "front.ctl", "lock", "manifest"]
     for one in (path, path.with_name("front.ctl")):
         assert stat.S_IMODE(one.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700

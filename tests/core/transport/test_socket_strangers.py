@@ -113,6 +113,27 @@ def test_damaged_parts_of_a_worker_are_dropped_and_counted(make_line: MakeLine) 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1"])
+def test_who_was_refused_before_it_could_say_hello_does_not_wait(
+    make_line: MakeLine, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = make_line()
+    other = new_keys()
+    wrong = msgspec.structs.replace(ticket_of(line), public=other.public, secret=other.secret)
+    encode = msgspec.msgpack.encode
+
+    def late(value: object) -> bytes:
+        if value == line.info():
+            time.sleep(0.5)  # in which the engine has refused the key, and the socket has nobody left to send to
+        return encode(value)
+
+    ticket = encode(wrong)
+    monkeypatch.setattr(msgspec.msgpack, "encode", late)
+    with pytest.raises(ChannelClosed, match="refuses the key of rank 0"):
+        SocketChannel.connect(ticket, line.info(), time.monotonic() + 30)
+    assert line.hellos == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1"])
 def test_no_key_and_a_wrong_key_are_turned_away(make_line: MakeLine, address: str) -> None:
     line = make_line()
     good = ticket_of(line)
