@@ -6,11 +6,13 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import signal
 import socket as sockets
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -332,6 +334,18 @@ def listeners(engine: Up) -> set[str]:
         if len(parts) > 7 and parts[6] in inodes and int(parts[3], 16) & 0x10000:  # it accepts connections
             found.add(parts[7])
     return found
+
+
+def test_one_that_listens_at_an_address_of_its_own_is_found(fake: Installed, tmp_path: Path, run: Run) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="eb-"))  # short, as a socket's path has to be
+    try:
+        with up(fake, tmp_path, "--address", f"ipc://{folder}/here") as engine:
+            assert engine.wait_until_ready().address == f"ipc://{folder}/here"
+            told = run("status")
+            assert (told.code, told.err) == (0, "")
+            assert str(engine.pid) in told.out
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_two_engines_of_one_user_share_nothing(fake: Installed, tmp_path: Path, run: Run) -> None:  # X11
