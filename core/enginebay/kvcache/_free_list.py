@@ -53,8 +53,13 @@ class FreeList:
 
     def pop_left(self) -> int:
         """Take the first block. The list is not empty."""
-        block = self._next[self._ring]
-        self.remove(block)
+        ring, following = self._ring, self._next
+        block = following[ring]
+        assert block != ring, "the free list is empty"
+        after = following[block]
+        following[ring], self._prev[after] = after, ring
+        following[block] = self._prev[block] = _OUT
+        self._len -= 1
         return block
 
     def remove(self, block: int) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from struct import Struct
+from typing import Final
 
+HASH_BYTES: Final = 32
 _VERSION = b"enginebay kv 1"
 
 
@@ -32,11 +34,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
 
     ``extra`` names what the tokens alone do not say: an image whose placeholders stand in this block.
     """
-    digest = sha256(parent)
-    digest.update(_packer(len(token_ids)).pack(*token_ids))
-    if extra:
-        digest.update(extra)
-    return digest.digest()
+    return sha256(parent + _packer(len(token_ids)).pack(*token_ids) + extra).digest()
 
 
 @lru_cache(maxsize=64)

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from enginebay.kvcache._events import EventLog
 from enginebay.kvcache._free_list import FreeList
 
 
 class BlockPool:
-    """Blocks ``reserved`` to ``num_blocks - 1``; the first ``reserved`` ids are never handed out."""
+    """Blocks ``reserved`` to ``num_blocks - 1``; the first ``reserved`` ids are never handed out.
 
-    def __init__(self, num_blocks: int, reserved: int = 0) -> None:
+    ``log``, where there is one, is told whose names go.
+    """
+
+    def __init__(self, num_blocks: int, reserved: int = 0, log: EventLog | None = None) -> None:
         self._refs = [0] * num_blocks
         self._names: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         self._free = FreeList.of(reserved, num_blocks)
-        self._reserved = reserved
+        self._log = log
         self.num_usable = num_blocks - reserved
         self.evictions = 0
 
@@ -48,15 +52,13 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Hand out ``count`` blocks, forgetting what they held. As many are free."""
         assert count <= len(self._free), f"{count} blocks asked for, {len(self._free)} free"
+        free, names, refs = self._free, self._names, self._refs
         taken = []
         for _ in range(count):
-            block = self._free.pop_left()
-            name = self._names[block]
-            if name is not None:
-                del self._cached[name]
-                self._names[block] = None
-                self.evictions += 1
-            self._refs[block] = 1
+            block = free.pop_left()
+            if names[block] is not None:
+                self._evict(block)
+            refs[block] = 1
             taken.append(block)
         return taken
 
@@ -82,13 +84,24 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
-    def publish(self, block: int, name: bytes) -> None:
-        """From now on this block is found by that content. The first block of a content keeps the name."""
+    def publish(self, block: int, name: bytes) -> bool:
+        """From now on this block is found by that content, unless another is: the first block keeps the name."""
         assert self._refs[block] > 0, f"block {block} is named while nobody holds it"
-        if name not in self._cached:
-            assert self._names[block] is None, f"block {block} has a name already"
-            self._cached[name] = block
-            self._names[block] = name
+        if name in self._cached:
+            return False
+        assert self._names[block] is None, f"block {block} has a name already"
+        self._cached[name] = block
+        self._names[block] = name
+        return True
+
+    def _evict(self, block: int) -> None:
+        name = self._names[block]
+        assert name is not None, "only what is cached can be evicted"
+        del self._cached[name]
+        self._names[block] = None
+        self.evictions += 1
+        if self._log is not None:
+            self._log.removed(name)
 
     def forget(self) -> bool:
         """Forget all content. While a block is in use: change nothing, and say False."""
@@ -96,4 +109,6 @@ class BlockPool:
             return False
         self._cached.clear()
         self._names = [None] * len(self._names)
+        if self._log is not None:
+            self._log.cleared()
         return True

@@ -5,18 +5,20 @@ its arguments is bound on that module as ``module.eb``, by the probe at load and
 
 No mask function is registered under our name, so transformers builds no mask: causality comes from the layout.
 Blocks are not cleared when they change hands. A block is zeroed when its first slot is written, and padding points to
-the row's own first block, so whatever another request left behind is never read, not even to be multiplied by zero.
+the first block that the row sees, so whatever another request left behind is never read, not even to be multiplied by
+zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from enginebay_runner_v1.batch import DecodeGroup, PrefillRow, StepLayout
+from enginebay_runner_v1.batch import DecodeGroup, Ints, PrefillRow, StepLayout
+from enginebay_runner_v1.groups import LayerGroup
 from enginebay_runner_v1.scores import ScoreRule, attend
 
 __all__ = [
@@ -101,7 +103,7 @@ class PrefillStep:
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
-    """One step's layout for the layers of one window, as tensors; made once, used by each of these layers."""
+    """One step's layout for the layers of one KV group, as tensors; made once, used by each of these layers."""
 
     slots: torch.Tensor
     decodes: tuple[DecodeStep, ...]
@@ -110,15 +112,16 @@ class StepAttention:
 
 @dataclass(slots=True)
 class PagedCache:
-    """The keys and values of all layers, and the step that runs on them, as layers of each window see it.
+    """The keys and values of all layers, and the step that runs on them, as the layers of each KV group see it.
 
-    ``pages``: by layer, its keys ``[num_blocks, block_size, kv_heads, D]`` and its values, whose width may be another.
-    Two ``scratch`` buffers take the gathered history of one layer: fresh memory for each gather costs more than the
-    copy.
+    ``pages``: by layer, its keys ``[num_blocks, block_size, kv_heads, D]`` and its values, whose width may be another;
+    layers of different ``groups`` may have the same ones, under different block ids. Two ``scratch`` buffers take the
+    gathered history of one layer: fresh memory for each gather costs more than the copy.
     """
 
     pages: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    steps: dict[int | None, StepAttention] = field(default_factory=dict)
+    groups: tuple[LayerGroup, ...]
+    steps: tuple[StepAttention, ...] = ()
     scratch: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -146,55 +149,79 @@ class PagedCache:
         return torch.index_select(pages, 0, blocks, out=out)
 
 
-def bind_step(cache: PagedCache, layouts: Mapping[int | None, StepLayout], dtype: torch.dtype) -> None:
-    """Turn each window's layout into tensors on the cache's device, and clear what the entered blocks held before."""
+def bind_step(
+    cache: PagedCache, layouts: Mapping[int | None, StepLayout], tables: Sequence[Ints], dtype: torch.dtype
+) -> None:
+    """Turn the layouts into tensors on the cache's device, and clear what the entered blocks held before.
+
+    ``layouts``: by window, over numbered blocks; ``tables``: for each group, its block ids by these numbers.
+    """
     device, size = cache.device, cache.block_size
-    cache.steps = {
-        window: StepAttention(
-            slots=torch.from_numpy(layout.slots).to(device),
-            decodes=tuple(_decode(part, size, window, dtype, device) for part in layout.decodes),
-            prefills=tuple(_prefill(part, size, window, dtype, device) for part in layout.prefills),
+    masks = {window: _masks(layout, size, window, dtype, device) for window, layout in layouts.items()}
+    steps = []
+    for group, table in zip(cache.groups, tables, strict=True):
+        layout, (decodes, prefills) = layouts[group.window], masks[group.window]
+        slots = table[layout.slots // size] * size + layout.slots % size
+        steps.append(
+            StepAttention(
+                slots=torch.from_numpy(slots).to(device),
+                decodes=tuple(
+                    DecodeStep(
+                        tokens=torch.from_numpy(part.tokens).to(device),
+                        blocks=torch.from_numpy(table[part.blocks.reshape(-1)]).to(device),
+                        rows=len(part.blocks),
+                        mask=mask,
+                    )
+                    for part, mask in zip(layout.decodes, decodes, strict=True)
+                ),
+                prefills=tuple(
+                    PrefillStep(row=row, blocks=torch.from_numpy(table[row.blocks]).to(device), mask=mask)
+                    for row, mask in zip(layout.prefills, prefills, strict=True)
+                ),
+            )
         )
-        for window, layout in layouts.items()
-    }
-    entered = next(iter(layouts.values())).entered
-    if len(entered):
-        blocks = torch.from_numpy(entered).to(device)
-        for layer in cache.pages:
-            for pages in layer:
-                pages.index_fill_(0, blocks, 0)
+        if len(layout.entered):
+            blocks = torch.from_numpy(table[layout.entered]).to(device)
+            for layer in group.layers:
+                for pages in cache.pages[layer]:
+                    pages.index_fill_(0, blocks, 0)
+    cache.steps = tuple(steps)
 
 
-def _decode(
+def _masks(
+    layout: StepLayout, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """What is added to the scores of each decode group and of each prefill row."""
+    return (
+        [_decode_mask(part, block_size, window, dtype, device) for part in layout.decodes],
+        [_prefill_mask(row, block_size, window, dtype, device) for row in layout.prefills],
+    )
+
+
+def _decode_mask(
     part: DecodeGroup, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> DecodeStep:
+) -> torch.Tensor:
     rows, width = part.blocks.shape
     seen = torch.from_numpy(part.first).unsqueeze(1) + torch.arange(width * block_size)
     stops = torch.from_numpy(part.stops).unsqueeze(1)
     hidden = seen >= stops
     if window is not None:
         hidden |= seen < stops - window
-    return DecodeStep(
-        tokens=torch.from_numpy(part.tokens).to(device),
-        blocks=torch.from_numpy(part.blocks.reshape(-1)).to(device),
-        rows=rows,
-        mask=_mask(hidden, dtype, device).view(rows, 1, 1, -1),
-    )
+    return _mask(hidden, dtype, device).view(rows, 1, 1, -1)
 
 
-def _prefill(
+def _prefill_mask(
     row: PrefillRow, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> PrefillStep:
-    mask = None
-    if row.tiled or row.start > 0 or (window is not None and row.stop > window):
-        own = torch.arange(row.start, row.stop).unsqueeze(1)
-        end = row.first + len(row.blocks) * block_size if row.tiled else row.stop
-        seen = torch.arange(row.first, end).unsqueeze(0)
-        hidden = seen > own
-        if window is not None:
-            hidden |= seen <= own - window
-        mask = _mask(hidden, dtype, device)
-    return PrefillStep(row=row, blocks=torch.from_numpy(row.blocks).to(device), mask=mask)
+) -> torch.Tensor | None:
+    if not (row.tiled or row.start > 0 or (window is not None and row.stop > window)):
+        return None
+    own = torch.arange(row.start, row.stop).unsqueeze(1)
+    end = row.first + len(row.blocks) * block_size if row.tiled else row.stop
+    seen = torch.arange(row.first, end).unsqueeze(0)
+    hidden = seen > own
+    if window is not None:
+        hidden |= seen <= own - window
+    return _mask(hidden, dtype, device)
 
 
 def _mask(hidden: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -204,11 +231,11 @@ def _mask(hidden: torch.Tensor, dtype: torch.dtype, device: torch.device) -> tor
 
 @dataclass(slots=True)
 class LayerBinding:
-    """Bound on one attention module: the cache, the layer's place in it, and the window that the probe saw."""
+    """Bound on one attention module: the cache, and the layer's place and KV group in it."""
 
     cache: PagedCache
     layer: int
-    window: int | None
+    group: int
 
     def attend(
         self,
@@ -220,7 +247,7 @@ class LayerBinding:
     ) -> torch.Tensor:
         """Write the step's keys and values, then attend."""
         assert mask is None, "transformers built a mask of its own"
-        step, rule = self.cache.steps[self.window], ScoreRule.of(options)
+        step, rule = self.cache.steps[self.group], ScoreRule.of(options)
         _, heads, tokens, _ = query.shape
         for pages, new in zip(self.cache.pages[self.layer], (key, value), strict=True):
             pages.flatten(0, 1).index_copy_(0, step.slots, new[0].transpose(0, 1).to(pages.dtype))

@@ -2,7 +2,8 @@
 
 Plain arithmetic on numpy arrays. All tokens of the step lie in one sequence of T tokens, request after request. A row
 with one token is a *decode row*: it is computed together with others of a like length, in a padded group. A row with
-more is a *prefill row*, computed alone. Where a layer has a window, only the blocks that it can see are listed.
+more is a *prefill row*, computed alone. Where a layer has a window, only the blocks that it can see are listed: those
+before may have been given back, and hold what is another's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-__all__ = ["Chunk", "DecodeGroup", "PrefillRow", "StepLayout", "lay_out", "lay_out_tokens"]
+__all__ = ["Chunk", "DecodeGroup", "PrefillRow", "StepLayout", "lay_out", "lay_out_tokens", "number_blocks"]
 
 PADDING = 0.25
 """Share of a decode group's blocks that may be padding, before a shorter row starts a group of its own."""
@@ -27,7 +28,7 @@ class Chunk:
 
     start: int
     count: int
-    block_ids: Sequence[int]
+    block_ids: Sequence[int] | Ints
 
     @property
     def stop(self) -> int:
@@ -37,8 +38,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Rows of one token each. ``tokens`` [R]: their index in the step; ``blocks`` [R, B]: padded with the row's own
-    first block, so that a row never reads another's; ``first`` [R]: position of the first listed block's first token;
+    """Rows of one token each. ``tokens`` [R]: their index in the step; ``blocks`` [R, B]: padded with the first that
+    the row sees, so that it never reads another's; ``first`` [R]: position of the first listed block's first token;
     ``stops`` [R]: tokens in the cache, the own included."""
 
     tokens: Ints
@@ -52,7 +53,7 @@ class PrefillRow:
     """One request's chunk of several tokens: ``begin`` to ``end`` in the step, ``start`` to ``stop`` in the request.
 
     ``blocks`` [B] from position ``first`` on; empty when the chunk is the request's beginning: nothing to read back.
-    In tiles (``tiled``) they are listed always, as whole tiles: padded with the first of them.
+    In tiles (``tiled``) they are listed always, as whole tiles: padded with the first that the row sees.
     """
 
     begin: int
@@ -73,6 +74,27 @@ class StepLayout:
     entered: Ints
     decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillRow, ...]
+
+
+def number_blocks(
+    spans: Sequence[tuple[int, int]], block_ids: Sequence[Sequence[Sequence[int]]], block_size: int
+) -> tuple[list[Chunk], list[Ints]]:
+    """The chunks of spans (start, count) over blocks that are numbered through the step, and for each group its block
+    ids by these numbers: a layout is then made once for all groups of one window.
+
+    ``block_ids``: for each span, its blocks in each group.
+    """
+    chunks, counts, begin = [], [], 0
+    for start, count in spans:
+        number = -(-(start + count) // block_size)
+        chunks.append(Chunk(start, count, np.arange(begin, begin + number)))
+        counts.append(number)
+        begin += number
+    tables = [
+        np.concatenate([np.asarray(ids[:number], dtype=np.int64) for ids, number in zip(group, counts, strict=True)])
+        for group in zip(*block_ids, strict=True)
+    ]
+    return chunks, tables
 
 
 def lay_out_tokens(spans: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
@@ -128,7 +150,9 @@ def _prefill_row(
     first = _first_block(chunk.start, block_size, window, tile_blocks or 1)
     seen = blocks[first : -(-chunk.stop // block_size)] if chunk.start > 0 or tile_blocks else blocks[:0]
     if tile_blocks:
-        seen = np.concatenate((seen, np.repeat(seen[:1], -len(seen) % tile_blocks)))
+        hidden = _first_block(chunk.start, block_size, window, 1) - first
+        own = seen[hidden : hidden + 1]
+        seen = np.concatenate((np.repeat(own, hidden), seen[hidden:], np.repeat(own, -len(seen) % tile_blocks)))
     return PrefillRow(
         begin=begin,
         end=begin + chunk.count,
@@ -158,16 +182,20 @@ def _decode_groups(
         if last or (index + 1 - begin) * width + width - used - rows[index + 1][0] > PADDING * width * (
             index + 2 - begin
         ):
-            groups.append(_decode_group(rows[begin : index + 1], -(-width // tile_blocks) * tile_blocks, block_size))
+            padded = -(-width // tile_blocks) * tile_blocks
+            groups.append(_decode_group(rows[begin : index + 1], padded, block_size, window))
             begin, used = index + 1, 0
     return groups
 
 
-def _decode_group(rows: list[tuple[int, int, int, Chunk]], width: int, block_size: int) -> DecodeGroup:
+def _decode_group(
+    rows: list[tuple[int, int, int, Chunk]], width: int, block_size: int, window: int | None
+) -> DecodeGroup:
     table = np.empty((len(rows), width), dtype=np.int64)
     for index, (count, first, _, chunk) in enumerate(rows):
+        hidden = _first_block(chunk.start, block_size, window, 1) - first
         table[index, :count] = chunk.block_ids[first : first + count]
-        table[index, count:] = table[index, 0]
+        table[index, :hidden] = table[index, count:] = table[index, hidden]
     return DecodeGroup(
         tokens=np.array([token for _, _, token, _ in rows], dtype=np.int64),
         blocks=table,

@@ -1,13 +1,11 @@
-"""What each layer's attention works on, as the probe saw it, and the KV cache that it needs."""
+"""What each layer's attention works on, as the probe saw it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
-from enginebay.messages import KVCacheGroup, KVCacheSpec
-
-__all__ = ["LayerShape", "kv_spec", "kv_words"]
+__all__ = ["LayerShape", "kv_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +23,6 @@ class LayerShape:
     def numbers(self) -> int:
         """How many numbers of the cache one token takes."""
         return self.kv_heads * (self.key_width + self.value_width)
-
-
-def kv_spec(shapes: tuple[LayerShape, ...], block_size: int, element_size: int, first: int = 0) -> KVCacheSpec:
-    """The KV cache that these layers need; ``element_size`` is bytes of one number in the cache, ``first``
-    the number of the first of them in the model.
-
-    One group: blocks behind a layer's window are kept, so a window is the attention's business alone.
-    """
-    numbers = block_size * sum(shape.numbers for shape in shapes)
-    return KVCacheSpec(
-        groups=(
-            KVCacheGroup(
-                layers=tuple(range(first, first + len(shapes))),
-                block_size=block_size,
-                bytes_per_block=numbers * element_size,
-            ),
-        )
-    )
 
 
 def kv_words(shapes: tuple[LayerShape, ...]) -> str:

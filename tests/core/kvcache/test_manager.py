@@ -30,7 +30,7 @@ def test_full_blocks_are_found_again_and_partial_ones_are_not() -> None:  # K1
     kv = manager()
     first = computed(kv, "a", *range(10))
     hit = kv.lookup(open_(kv, "b", *range(10)))
-    assert hit == PrefixHit(tuple(first.blocks[:2]), 8, 0)
+    assert hit == PrefixHit((tuple(first.blocks[:2]),), 8, 0)
     assert kv.lookup(open_(kv, "c", 0, 1, 2, 3, 9, 9, 9, 9, 9)).num_tokens == 4
     assert kv.lookup(open_(kv, "d", 9, 1, 2, 3, 4, 5, 6, 7, 8)).num_tokens == 0
 
@@ -219,6 +219,7 @@ def test_hashing_stops_at_the_first_miss() -> None:
     kv = manager()
     long = open_(kv, "a", *range(4000))
     kv.lookup(long)
+    assert long.names is not None
     assert len(long.names) == 1
 
 

@@ -30,7 +30,7 @@ class Use(RuleBasedStateMachine):
         self.salts[sequence.request_id] = salt
         hit = self.kv.lookup(sequence)
         assert hit.num_tokens < len(tokens)
-        for index, block in enumerate(hit.block_ids):
+        for index, block in enumerate(hit.block_ids[0] if hit.block_ids else ()):
             assert self.written[block] == (tuple(tokens[: (index + 1) * SIZE]), salt)
         if self.kv.allocate(sequence, hit, len(tokens)):
             self.live.append(sequence)
