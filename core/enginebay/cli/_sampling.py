@@ -85,6 +85,11 @@ def _add(function: F, options: Sequence[Callable[[F], F]]) -> F:
     return functools.reduce(lambda whole, option: option(whole), reversed(options), function)
 
 
+def options_under(function: F, heading: str, **options: Any) -> F:
+    """Add options under one heading; the keywords are the names of the parameters."""
+    return _add(function, _options(heading, **options))
+
+
 def sampling_options(function: F) -> F:
     """Add the options of ``sampling_params`` that say how tokens are drawn and when an answer ends."""
     draws = _options(

@@ -17,6 +17,7 @@ from enginebay.cli._grouped import GroupedCommand
 from enginebay.cli._options import config_options
 from enginebay.cli._prompts import Asked, one_prompt, read_prompts
 from enginebay.cli._sampling import answer_options, engine, request_options, sampling_options, sampling_params
+from enginebay.cli._structured import structured_options, structured_output
 from enginebay.cli._style import printable
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per answer.")
 @sampling_options
 @answer_options
+@structured_options
 @request_options
 @connect_options
 @click.option("--raw/--chat", "raw", default=None, help="Plain completion; default: the model's chat template, if any.")
@@ -59,6 +61,10 @@ def command(
     connect: str | None,
     keys: Path | None,
     tokenizer: Path | None,
+    json_schema: str | None,
+    regex: str | None,
+    grammar: Path | None,
+    choice: tuple[str, ...],
     **sampling: Any,
 ) -> None:
     """Answer PROMPT ("-": read it from standard input), or each prompt of --file.
@@ -70,13 +76,14 @@ def command(
       enginebay generate "What is the capital of France?"
       enginebay generate --file prompts.txt --json > answers.jsonl
       enginebay generate "Name a colour." --n 3 --temperature 1 --seed 7 --logprobs 2
+      enginebay generate "Is the sky blue?" --choice yes --choice no
     """
     if connect and "://" not in connect and prompt is None:  # the prompt, right behind --connect
         prompt, connect = connect, ANY
     if file is not None and prompt is not None:
         raise click.UsageError("give a prompt or --file, not both")
     asked = [one_prompt(prompt)] if file is None else read_prompts(file)
-    params = sampling_params(**sampling)
+    params = sampling_params(structured=structured_output(json_schema, regex, grammar, choice), **sampling)
     if params.n > 1 and params.temperature == 0:
         raise click.UsageError("with --temperature 0 all choices are equal: set it above 0, or --n to 1")
     options: RequestOptions = {"priority": priority, "tenant": tenant, "timeout": timeout}

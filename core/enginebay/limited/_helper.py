@@ -74,6 +74,12 @@ class Helper:
             raise OverLimit(f"needs more than the {self._memory >> 20} MiB that it may take")
         return answer
 
+    def kill(self) -> None:
+        """Kill the child, from any thread: a call that is under way fails at once."""
+        child = self._held.child
+        if child is not None:
+            child.popen.kill()
+
     def close(self) -> None:
         """End the child; a later call starts another one."""
         with self._lock:

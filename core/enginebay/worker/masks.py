@@ -1,7 +1,10 @@
-"""What a request says about single tokens: bias that is added, and tokens that must not come now.
+"""What is said about single tokens: bias that is added, tokens that must not come now, and those a grammar allows.
 
 Three things ban tokens: ``bad_words_token_ids``, and below ``min_tokens`` the eos ids and the stop tokens. A ban comes
 after the bias, so that no bias lifts it. Ids outside the vocabulary have no logit, and nothing is done for them.
+
+A grammar comes before the bans. Where all that it allows would end the request, ``min_tokens`` gives way: an answer
+that is complete is not made longer.
 """
 
 from __future__ import annotations
@@ -9,11 +12,43 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from enginebay.messages import SamplingParams
+from enginebay.messages import GrammarOutput, SamplingParams
 
-__all__ = ["add_bias", "ban", "banned_tokens", "wants_bans"]
+__all__ = ["Mask", "add_bias", "apply_masks", "ban", "banned_tokens", "grammar_masks", "wants_bans"]
+
+Mask = npt.NDArray[np.uint8]
+"""The tokens that may come, packed: bit ``i % 8`` of byte ``i // 8`` is token i. Those beyond its end may not."""
+
+
+def grammar_masks(grammar: GrammarOutput | None, request_ids: Sequence[str]) -> list[Mask | None]:
+    """The mask of each drawn position, None where the request is free.
+
+    ``request_ids`` names the request of each position; those of one request come in order, as in ``grammar``.
+    """
+    masks: list[Mask | None] = [None] * len(request_ids)
+    if grammar is None or not grammar.request_ids:
+        return masks
+    rows = np.frombuffer(grammar.bitmask, dtype=np.uint8).reshape(len(grammar.request_ids), 4 * grammar.words_per_row)
+    left: dict[str, list[Mask]] = {}
+    for request_id, row in zip(reversed(grammar.request_ids), reversed(rows), strict=True):
+        left.setdefault(request_id, []).append(row)
+    for position, request_id in enumerate(request_ids):
+        if of_request := left.get(request_id):
+            masks[position] = of_request.pop()
+    return masks
+
+
+def apply_masks(scores: torch.Tensor, masks: Sequence[Mask]) -> None:
+    """Make the scores of all but each mask's tokens minus infinity, in place, in ``[masks, vocab_size]`` scores."""
+    allowed = np.zeros(tuple(scores.shape), dtype=bool)
+    for row, mask in zip(allowed, masks, strict=True):
+        bits = np.unpackbits(mask, bitorder="little", count=min(8 * mask.size, row.size))
+        row[: bits.size] = bits
+    scores.masked_fill_(torch.from_numpy(~allowed).to(scores.device), -math.inf)
 
 
 def add_bias(scores: torch.Tensor, logit_bias: Mapping[int, float]) -> None:

@@ -203,7 +203,7 @@ def test_what_the_plan_refuses_starts_no_child(
     ill: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("enginebay.cli._probe.subprocess.Popen", None)
-    assert checked(capsys, arguments(ill, "scheduler.overlap=on"))[0] == 2
+    assert checked(capsys, arguments(ill, "executor.use=uni", "parallel.tensor_parallel_size=2"))[0] == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

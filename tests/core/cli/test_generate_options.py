@@ -69,7 +69,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "logprobs": (["--logprobs", "0"], 0),
     "prompt_logprobs": (["--prompt-logprobs", "5"], 5),
 }
-NOT_OFFERED = {"stop_token_ids", "bad_words_token_ids", "skip_special_tokens"}
+NOT_OFFERED = {"stop_token_ids", "bad_words_token_ids", "skip_special_tokens"} | {"structured"}  # four options make it
 NOT_IN_CHAT = {"n", "logprobs", "prompt_logprobs"}
 
 

@@ -181,7 +181,7 @@ def test_check_prints_what_is_in_force_and_why(parts: FakeSite, tmp_path: Path) 
     assert lines[0] == "in force"
     assert ["max_num_seqs", "8", str(config)] in rows
     assert ["block_size", "32", "--set"] in rows
-    assert ["overlap", "off", "this version runs steps one after another"] in rows
+    assert ["overlap", "off", "executor 'uni' takes one step at a time"] in rows
     assert lines[lines.index("") + 1 :] == [
         "loaded from",
         f"  executor uni    uni-pkg 1.0   {parts.folder / 'uni_pkg_plugin.py'}",
@@ -195,14 +195,14 @@ def test_check_prints_what_is_in_force_and_why(parts: FakeSite, tmp_path: Path) 
 
 def test_check_refuses_with_exit_code_2(parts: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:  # P8
     with pytest.raises(SystemExit) as caught:
-        main(["check", "--set", "scheduler.overlap=on"])
+        main(["check", "--set", "scheduler.overlap=true"])
     assert caught.value.code == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == (
         "",
         (
-            'enginebay: [scheduler] overlap is "on", and this version runs steps one after another: '
-            'set it to "auto" or "off".\n'
+            "enginebay: [scheduler] overlap = true (--set): executor 'uni' takes one step at a time: leave it out, or "
+            "set it to false.\n"
         ),
     )
 

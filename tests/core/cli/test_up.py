@@ -101,7 +101,7 @@ def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp
     with up(fake, tmp_path, environ=census.environment()) as engine:
         engine.wait_until_ready()
         assert engine.address.startswith(f"ipc://{run_root()}/")
-        assert "  runner                  fake\n" in engine.said
+        assert re.search(r"^  runner +fake$", engine.said, re.MULTILINE)
         assert engine.said.endswith(f"ask it with: enginebay generate PROMPT --connect {engine.address}\n")
         for arguments in (("say:hi", "--connect"), ("--connect", "say:hi"), ("say:hi", "--connect", engine.address)):
             assert run("generate", *arguments) == (0, "hi\n", "")
@@ -229,7 +229,7 @@ def test_a_front_end_that_is_killed_frees_its_blocks(fake: Installed, tmp_path: 
         one.kill()
         last_words(one)
         eventually(lambda: llm.stats().unfinished == 0)
-        assert llm.stats().scheduler.num_free_blocks == before
+        eventually(lambda: llm.stats().scheduler.num_free_blocks == before)  # a step may be in flight
         assert llm.generate("say:untouched")[0].text == "untouched"
 
 

@@ -118,6 +118,16 @@ def test_a_process_that_is_killed_while_it_works(helper: Helper, number: signal.
     assert helper.call(_ask("b")) == {"text": "b"}
 
 
+def test_kill_ends_a_call_that_is_under_way(helper: Helper) -> None:
+    helper.kill()  # there is none: no effect
+    helper.call(_ask("a"))
+    timer = threading.Timer(0.3, helper.kill)
+    timer.start()
+    assert _refusal(helper, SPIN).startswith("was killed by SIGKILL")
+    timer.join()
+    assert helper.call(_ask("b")) == {"text": "b"}
+
+
 def test_a_process_that_died_between_two_calls(helper: Helper) -> None:
     helper.call(_ask("a"))
     assert helper.pid is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from enginebay.interfaces import BatchConstraints, Options, SchedulerLimits
+from enginebay.kvcache import CacheShape, GroupSpec
 from enginebay.scheduling import check_fits
 
 __all__ = [
@@ -49,12 +50,22 @@ The longest tokens of common vocabularies are runs of 128 spaces, so what is ref
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFits:
-    """``AdmissionLimits.check_fits`` of an engine: plain values, so that a front end elsewhere can have the same."""
+    """``AdmissionLimits.check_fits`` of an engine: plain values, so that a front end elsewhere can have the same.
+
+    ``groups``: none means one that sees everything; ``max_step_tokens`` is as in ``CacheShape``.
+    """
 
     limits: SchedulerLimits
     constraints: BatchConstraints
     num_blocks: int
     block_size: int
+    groups: tuple[GroupSpec, ...] = ()
+    max_step_tokens: int | None = None
+
+    @property
+    def shape(self) -> CacheShape:
+        """The cache's groups."""
+        return CacheShape(self.groups or (GroupSpec(self.block_size),), self.max_step_tokens)
 
     def __call__(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise ``RequestTooLong``, with the numbers, for a request that can never run."""

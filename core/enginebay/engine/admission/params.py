@@ -29,6 +29,7 @@ from enginebay.engine.admission.limits import (
     AdmissionLimits,
 )
 from enginebay.engine.admission.plain import plain, plain_float, plain_rows
+from enginebay.engine.admission.structured import check_structured, plain_structured
 from enginebay.messages import SamplingParams
 
 __all__ = ["check_params", "plain_params", "with_bad_words"]
@@ -47,6 +48,7 @@ def plain_params(params: SamplingParams) -> SamplingParams:
     if type(values["logit_bias"]) is dict:
         values["logit_bias"] = {token_id: plain_float(bias) for token_id, bias in values["logit_bias"].items()}
     values["bad_words_token_ids"] = plain_rows(values["bad_words_token_ids"])
+    values["structured"] = plain_structured(params.structured)
     return SamplingParams(**values)
 
 
@@ -68,6 +70,7 @@ def check_params(params: SamplingParams, limits: AdmissionLimits) -> None:
         raise refuse("stop", "stop strings need a tokenizer, and this model has none; use stop_token_ids")
     _check_ids("stop_token_ids", "stop token", params.stop_token_ids, MAX_STOP_TOKENS, limits)
     _check_bad_words(params, limits)
+    check_structured(params)
     _check_features(params, limits)
 
 
@@ -196,6 +199,7 @@ def _check_features(params: SamplingParams, limits: AdmissionLimits) -> None:
         "min_tokens": ("min_tokens", params.min_tokens > 0),
         "logprobs": ("logprobs", params.logprobs is not None),
         "prompt_logprobs": ("prompt_logprobs", params.prompt_logprobs is not None),
+        "structured": ("grammar", params.structured is not None),
     }
     for name, (feature, wished) in wishes.items():
         if wished and feature not in limits.features:

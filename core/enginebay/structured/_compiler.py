@@ -1,0 +1,172 @@
+"""Compiles grammars in a thread beside the engine's: first in a child process that may die of one, then here.
+
+The child has limits on time, memory and stack; the library has some of its own on size and work. What compiled there
+compiles here in the same time, with the interpreter's lock given back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from enginebay.errors import one_line
+from enginebay.limited import Helper, HelperFailed, OverLimit
+from enginebay.messages import StructuredOutput
+from enginebay.runtime import Channel, Runtime, Thread
+from enginebay.structured._definitions import form_of
+from enginebay.structured._interfaces import GrammarFailed, GrammarState, GrammarUnavailable
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+__all__ = ["COMPILE_MEMORY", "COMPILE_SECONDS", "HelperCompiler"]
+
+COMPILE_SECONDS: Final = 10.0
+"""For one grammar, in the child."""
+COMPILE_MEMORY: Final = 1 << 30
+"""Bytes that the child may take beside what it has at its start: its vocabulary, and one grammar at a time."""
+
+_CALL_SECONDS: Final = 60.0
+_MAX_REPLY: Final = 16 << 20
+_LOOK_SECONDS: Final = 5.0
+_END_SECONDS: Final = 5.0
+_MAX_WHY: Final = 600
+
+
+class HelperCompiler:
+    """Compiles one grammar after the other. The thread and the child start with the first one.
+
+    ``tokenizer`` returns a tokenizer.json's text, when it is needed; masks are ``vocab_size`` tokens wide.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        tokenizer: Callable[[], str],
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        seconds: float = COMPILE_SECONDS,
+        memory: int = COMPILE_MEMORY,
+    ) -> None:
+        self._runtime = runtime
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._seconds = seconds
+        self._helper = Helper("enginebay.structured._child", memory=memory, seconds=_CALL_SECONDS, max_reply=_MAX_REPLY)
+        self._jobs: deque[tuple[StructuredOutput, Future[GrammarState]]] = deque()
+        self._bell: Channel | None = None
+        self._thread: Thread | None = None
+        self._closed = False
+        self._vocabulary: LLTokenizer | None = None
+
+    def compile(self, structured: StructuredOutput) -> Future[GrammarState]:
+        """See ``GrammarCompiler``."""
+        future: Future[GrammarState] = Future()
+        if not self._eos_token_ids:
+            future.set_exception(GrammarFailed("the model has no token that ends an answer"))
+            return future
+        self._jobs.append((structured, future))
+        if self._closed:
+            self._fail_all()
+            return future
+        if self._bell is None:
+            self._bell, ear = self._runtime.transport.pair("grammars")
+            self._thread = self._runtime.spawner.thread("enginebay-grammars", lambda: self._run(ear))
+        self._bell.send(b"")
+        return future
+
+    def close(self) -> None:
+        """See ``GrammarCompiler``: the child is killed, and the thread ends."""
+        self._closed = True
+        if self._bell is not None and self._thread is not None:
+            self._bell.close()
+            self._helper.kill()
+            self._thread.join(_END_SECONDS)
+        self._fail_all()
+
+    def _run(self, ear: Channel) -> None:
+        """The thread's body."""
+        while not self._closed:
+            try:
+                ear.receive(self._runtime.clock.now() + _LOOK_SECONDS)
+            except TimeoutError:
+                continue
+            while self._jobs and not self._closed:
+                self._work(*self._jobs.popleft())
+        self._helper.close()
+        self._fail_all()
+
+    def _work(self, structured: StructuredOutput, future: Future[GrammarState]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(self._compiled(structured))
+        except GrammarUnavailable as error:
+            future.set_exception(error)
+        except GrammarFailed as error:
+            future.set_exception(GrammarFailed(_line(f"its {form_of(structured)[0]} cannot be used: {error}")))
+        except BaseException as error:  # pyo3's panic derives from BaseException
+            future.set_exception(GrammarUnavailable(_line(f"{type(error).__name__}: {error}")))
+
+    def _compiled(self, structured: StructuredOutput) -> GrammarState:
+        from enginebay.structured._llguidance import load_vocabulary, new_state
+
+        definition = self._tried(structured)
+        if self._vocabulary is None:
+            self._vocabulary = load_vocabulary(self._tokenizer(), self._vocab_size, self._eos_token_ids)
+        try:
+            return new_state(self._vocabulary, definition)
+        except ValueError as error:
+            raise GrammarFailed(str(error)) from None
+
+    def _tried(self, structured: StructuredOutput) -> str:
+        """The definition that compiled in the child."""
+        kind, value = form_of(structured)
+        request = {"kind": kind, "value": value, "seconds": self._seconds}
+        try:
+            found = self._call(request)
+        except OverLimit as error:
+            raise GrammarFailed(f"compiling it {error}") from None
+        except HelperFailed:  # perhaps something else ended it: once more
+            try:
+                found = self._call(request)
+            except HelperFailed as error:
+                raise GrammarFailed(f"compiling it {error}") from None
+        if found.get("late"):
+            self._helper.close()
+            raise GrammarFailed(f"compiling it took longer than {self._seconds:g} s and was stopped")
+        if "definition" not in found:
+            raise GrammarFailed(str(found.get("broken", "it does not compile")))
+        return str(found["definition"])
+
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._prepare_child()
+        return self._helper.call(request)
+
+    def _prepare_child(self) -> None:
+        """One that has just started has no vocabulary. What fails here is no grammar's fault."""
+        with suppress(HelperFailed):  # it died between two calls: the next one starts another
+            if not self._helper.call({}).get("empty"):
+                return
+        asked = {"vocab_size": self._vocab_size, "eos_token_ids": self._eos_token_ids}
+        try:
+            found = self._helper.call(asked | {"tokenizer": self._tokenizer()})
+        except HelperFailed as error:
+            raise GrammarUnavailable(_line(f"no grammar can be compiled: the helper {error}")) from None
+        if "broken" in found:
+            raise GrammarUnavailable(_line(f"no grammar works with the model's tokenizer: {found['broken']}"))
+
+    def _fail_all(self) -> None:
+        while self._jobs:
+            _, future = self._jobs.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(GrammarUnavailable("the engine is closed"))
+
+
+def _line(message: str) -> str:
+    return one_line(" ".join(message.split()), _MAX_WHY)

@@ -1,0 +1,187 @@
+"""The grammars of the live requests: compiled once for all who ask for the same, advanced when tokens are committed.
+
+A request's state is a function of its committed tokens: proposals are looked at on a copy. A step that is void leaves
+it as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from enginebay.messages import GrammarOutput, StructuredOutput
+from enginebay.structured._interfaces import (
+    GrammarCompiler,
+    GrammarFailed,
+    GrammarRejected,
+    GrammarState,
+    GrammarUnavailable,
+)
+
+__all__ = ["GrammarStore"]
+
+_KEPT: Final = 128
+"""Compiled grammars, and failures, that are remembered when no request has them."""
+
+Get = Callable[[Future[GrammarState]], GrammarState]
+
+
+class GrammarStore:
+    """The grammars by request id. Called from one thread; nothing in it waits, except ``settle``.
+
+    ``get`` takes a done future's result; ``vocab_size`` is the width of the masks in tokens.
+    """
+
+    def __init__(
+        self, compiler: GrammarCompiler, *, get: Get, vocab_size: int, eos_token_ids: Collection[int], kept: int = _KEPT
+    ) -> None:
+        self._compiler = compiler
+        self._get = get
+        self._words = (vocab_size + 31) // 32
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._kept = kept
+        self._compiled: dict[StructuredOutput, Future[GrammarState]] = {}
+        """In the order of their last use."""
+        self._open: dict[str, _Grammar] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, request_id: str, structured: StructuredOutput, committed_ids: Sequence[int] = ()) -> None:
+        """Begin to compile a request's grammar; its state will be that after ``committed_ids``."""
+        assert request_id not in self._open, f"the grammar of {request_id!r} is open already"
+        future = self._compiled.pop(structured, None)
+        if future is None or future.cancelled():
+            future = self._compiler.compile(structured)
+        self._compiled[structured] = future
+        self._open[request_id] = _Grammar(structured, future, tuple(committed_ids))
+        self._forget()
+
+    def ready(self, request_id: str) -> bool:
+        """Whether it is known how the compiling went: the request may be scheduled, unless ``error`` says why not."""
+        grammar = self._open[request_id]
+        if grammar.state is None and not grammar.error:
+            if not grammar.future.done():
+                return False
+            self._begin(grammar)
+        return True
+
+    def error(self, request_id: str) -> str | None:
+        """Why the request's grammar cannot be used, in one line."""
+        return self._open[request_id].error or None
+
+    def accept(self, request_id: str, token_ids: Sequence[int]) -> int:
+        """Go on by tokens that are about to be committed; returns how many that are.
+
+        Raises ``GrammarRejected`` when they leave the grammar, or it could not be followed any further.
+        """
+        grammar = self._open[request_id]
+        if not grammar.error:
+            self._advance(grammar, token_ids)
+        if grammar.error:
+            raise GrammarRejected(grammar.error)
+        return len(token_ids)
+
+    def masks(self, scheduled: Sequence[tuple[str, tuple[int, ...]]]) -> GrammarOutput:
+        """What may come next in each request, and after each of its proposals: one row more than there are of them."""
+        ids: list[str] = []
+        rows: list[bytes] = []
+        anything = b"\xff" * (4 * self._words)
+        for request_id, drafts in scheduled:
+            grammar = self._open[request_id]
+            state = self._state(grammar)
+            ids += [request_id] * (1 + len(drafts))
+            rows.append(self._row(state))
+            grammar.error = grammar.error or state.error
+            ahead = state.copy() if drafts else None
+            for draft in drafts:
+                if ahead is not None and (draft in self._eos_token_ids or not ahead.accept((draft,))):
+                    ahead = None  # never drawn after the row before it: what follows does not matter
+                rows.append(anything if ahead is None else self._row(ahead))
+        return GrammarOutput(request_ids=tuple(ids), bitmask=b"".join(rows), words_per_row=self._words)
+
+    def trim_drafts(self, request_id: str, drafts: Sequence[int]) -> tuple[int, ...]:
+        """The longest beginning of these proposals that the grammar allows; eos may be its last."""
+        grammar = self._open[request_id]
+        state = self._state(grammar)
+        body = self._before_eos(drafts)
+        count = state.allows(body)
+        if count == len(body) < len(drafts):
+            ahead = state.copy()
+            count += ahead.accept(body) == len(body) and ahead.is_complete
+        return tuple(drafts[:count])
+
+    def close(self, request_id: str) -> None:
+        """Forget the request, if it is known; what nobody waits for any more is not compiled."""
+        grammar = self._open.pop(request_id, None)
+        if grammar is None or grammar.future.done():
+            return
+        if not any(other.future is grammar.future for other in self._open.values()):
+            grammar.future.cancel()  # one that is being compiled goes on, and is remembered
+
+    def settle(self, request_id: str, wait: Get) -> None:
+        """Wait until the request is ready: ``wait`` returns a future's result, or raises, within a bound."""
+        grammar = self._open[request_id]
+        if grammar.state is None and not grammar.error:
+            self._begin(grammar, wait)
+
+    def shut(self) -> None:
+        """End the compiler. Idempotent."""
+        self._compiler.close()
+
+    def _begin(self, grammar: _Grammar, get: Get | None = None) -> None:
+        try:
+            grammar.state = (get or self._get)(grammar.future).copy()
+        except GrammarUnavailable as error:
+            grammar.error = str(error)
+            if self._compiled.get(grammar.structured) is grammar.future:
+                del self._compiled[grammar.structured]
+        except (GrammarFailed, TimeoutError) as error:
+            grammar.error = str(error)
+        else:
+            self._advance(grammar, grammar.committed_ids)
+
+    def _advance(self, grammar: _Grammar, token_ids: Sequence[int]) -> None:
+        state = self._state(grammar)
+        body = self._before_eos(token_ids)
+        count = state.accept(body)
+        if count < len(body):
+            grammar.error = state.error or f"token {body[count]} does not fit its grammar"
+        elif count < len(token_ids) and not state.is_complete:
+            grammar.error = f"token {token_ids[count]} ends the answer before its grammar does"
+
+    def _row(self, state: GrammarState) -> bytes:
+        row = state.mask()
+        assert len(row) == 4 * self._words, f"a mask of {len(row)} bytes for {self._words} words"
+        return row
+
+    def _state(self, grammar: _Grammar) -> GrammarState:
+        assert grammar.state is not None, "only a request that is ready is scheduled"
+        return grammar.state
+
+    def _before_eos(self, token_ids: Sequence[int]) -> Sequence[int]:
+        for count, token_id in enumerate(token_ids):
+            if token_id in self._eos_token_ids:
+                return token_ids[:count]
+        return token_ids
+
+    def _forget(self) -> None:
+        """Drop the grammars that were not used for longest."""
+        used = {id(grammar.future) for grammar in self._open.values()} if len(self._compiled) > self._kept else set()
+        for structured in list(self._compiled)[: max(0, len(self._compiled) - self._kept)]:
+            if id(self._compiled[structured]) not in used:
+                del self._compiled[structured]
+
+
+class _Grammar:
+    """One request's. ``error``: it ends with it."""
+
+    def __init__(
+        self, structured: StructuredOutput, future: Future[GrammarState], committed_ids: tuple[int, ...]
+    ) -> None:
+        self.structured = structured
+        self.future = future
+        self.committed_ids = committed_ids
+        self.state: GrammarState | None = None
+        self.error = ""
