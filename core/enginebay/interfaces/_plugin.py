@@ -82,9 +82,10 @@ class Kind(StrEnum):
 class ExecutorCapabilities:
     """What an executor can do.
 
-    ``max_in_flight``: calls that it queues per rank before the first is answered. ``maps_devices``: it gives each
-    worker its own devices (Ray and torchrun do). ``every_rank_schedules``: one engine per rank. ``restartable``:
-    ``start`` works again after ``stop``, with the next generation. ``attaches``: the workers' processes exist already.
+    ``max_in_flight``: steps that it queues per rank before the first is answered; a step is one call, or two where
+    tokens are drawn under a grammar. ``maps_devices``: it gives each worker its own devices (Ray and torchrun do).
+    ``every_rank_schedules``: one engine per rank. ``restartable``: ``start`` works again after ``stop``, with the next
+    generation. ``attaches``: the workers' processes exist already.
     """
 
     max_in_flight: int = 1
@@ -112,7 +113,9 @@ class RunnerCapabilities:
     "bad_words", "min_tokens", "logprobs", "prompt_logprobs", and "batch_invariant"; a request that needs another is
     refused by the name of its field. ``devices`` are the device kinds ("cpu", "cuda"); ``attention`` the name of the
     attention kernel that it always uses, "" when that is settled at load (``ModelRunner.in_force`` then says).
-    ``sleep``, ``update_weights`` and ``send_weights``: it has the methods of ``ModelRunner`` for these."""
+    ``sleep``, ``update_weights`` and ``send_weights``: it has the methods of ``ModelRunner`` for these.
+    ``max_draft_tokens``: so many proposals of one request it verifies in one step (``RunningRequest.draft_token_ids``);
+    0: it knows of none, and speculation is refused."""
 
     async_output: bool = False
     captures_graph: bool = False
@@ -124,6 +127,7 @@ class RunnerCapabilities:
     devices: tuple[str, ...] = ("cpu",)
     features: frozenset[str] = frozenset()
     attention: str = ""
+    max_draft_tokens: int = 0
     constraints: BatchConstraints = field(default_factory=BatchConstraints)
 
 

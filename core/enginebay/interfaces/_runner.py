@@ -49,7 +49,8 @@ class BatchConstraints(Struct, frozen=True, kw_only=True):
     ``max_consecutive_prefill_steps`` (while something could decode), ``max_num_seqs``, ``max_num_batched_tokens`` (of
     one step) and ``max_batch_context_tokens`` (sum over the batch of tokens computed after the step) are upper bounds;
     None means none. ``max_tokens_per_step``: tokens that one request may draw in one step; the engine stops with the
-    runner's name when it draws more. ``max_unsampled_steps`` is kept for speculation: nothing reads it yet.
+    runner's name when it draws more. Where speculation is on, those that schedulers see say one more than the proposals
+    that a request may have. ``max_unsampled_steps`` is kept for speculation: nothing reads it yet.
     ``reserved_blocks`` are never handed out. ``prefix_caching``: whether cached blocks may be reused.
     """
 
@@ -70,10 +71,10 @@ class BatchConstraints(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class AsyncModelRunnerOutput(Protocol):
-    """A result whose tokens are still on their way from the device."""
+    """A result whose tokens are still on their way from the device, or from another rank."""
 
     def get_output(self) -> ModelRunnerOutput:
-        """Wait for the tokens and return them."""
+        """Wait for the tokens and return them. The worker asks for it on the output rank alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,9 @@ class RunnerContext(Generic[O]):
 
     ``block_size`` (tokens), ``max_model_len``, ``max_num_seqs`` and ``max_num_batched_tokens`` are the values in
     force. ``dtype`` is "float32", "bfloat16" or "float16", for weights and activations;
-    ``cache_dtype`` for the KV cache. ``announce(seconds)`` says that what the runner does now (a compile, a first run)
-    may take so long from now on: until then no deadline of a step or of a phase ends it, for an hour at most.
+    ``cache_dtype`` for the KV cache. ``max_draft_tokens``: as many proposals may come for one request in one step.
+    ``announce(seconds)`` says that what the runner does now (a compile, a first run) may take so long from now on:
+    until then no deadline of a step or of a phase ends it, for an hour at most.
     """
 
     options: O
@@ -112,6 +114,7 @@ class RunnerContext(Generic[O]):
     max_num_batched_tokens: int
     seed: int
     batch_invariant: bool = False
+    max_draft_tokens: int = 0
     groups: WorkerGroups = field(default_factory=WorkerGroups)
     announce: Callable[[int], None] = lambda seconds: None
 

@@ -34,6 +34,10 @@ from enginebay.messages import (
 O = TypeVar("O", bound=Options)
 
 
+Propose = Callable[[Sequence[int], Sequence[int], int], tuple[int, ...]]
+"""From a request's prompt and output to at most so many tokens that could come next; none when it has no guess."""
+
+
 class RequestView(Protocol):
     """What a policy may read of a request. Nothing here can be written.
 
@@ -107,7 +111,8 @@ class SchedulerContext(Generic[O]):
     """Everything a scheduler or policy is given. Frozen; a later minor version may add fields.
 
     ``now()`` is monotonic seconds, agreed among ranks where every rank schedules. ``kv`` is for policies;
-    ``kv_cache`` is the manager itself, for whole schedulers.
+    ``kv_cache`` is the manager itself, for whole schedulers. ``propose(prompt_token_ids, output_token_ids, at_most)``
+    guesses up to ``at_most`` next tokens of a request, for the runner to verify; None: speculation is off.
     """
 
     options: O
@@ -116,6 +121,7 @@ class SchedulerContext(Generic[O]):
     kv: KVCacheView
     kv_cache: KVCacheManager
     now: Callable[[], float]
+    propose: Propose | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +140,15 @@ class Policy(ABC, Generic[O]):
     Set ``window`` above 0 when keys move with time: ``key`` then picks the first ``window`` waiting requests, and
     ``choose`` picks among those at each admission. A preempted request goes before all that wait, unless
     ``may_overtake_preempted`` is set. An exception raised here stops the engine with its own error.
+
+    With ``preempts_running``, ``victim`` is asked for the sake of a waiting request too, when the running line is full
+    or blocks are short. Such a policy says None unless ``needed`` is the more urgent one, and sets
+    ``may_overtake_preempted``, or else who gave way is the next to start.
     """
 
     window: int = 0
     may_overtake_preempted: bool = False
+    preempts_running: bool = False
 
     def __init__(self, context: SchedulerContext[O]) -> None:
         self.context = context
@@ -145,6 +156,18 @@ class Policy(ABC, Generic[O]):
     @abstractmethod
     def key(self, request: RequestView) -> tuple[Any, ...]:
         """The sort key of a waiting request, smallest first; asked once, fixed for life."""
+
+    def group(self, request: RequestView) -> str:
+        """The group in which the request waits, such as its tenant; fixed for life. Override it to have groups."""
+        return ""
+
+    def group_key(self, group: str) -> tuple[Any, ...]:
+        """The sort key of a group in which somebody waits: the smallest is next, and within it the smallest ``key``.
+
+        It may move, and may only grow while the group waits: so a step costs the same however many wait. A policy that
+        has groups has no window. Asked when the group's first request comes, and whenever the group comes up.
+        """
+        return ()
 
     def choose(self, requests: Sequence[RequestView]) -> int:
         """The index of the request to admit next, of at most ``window`` requests in order of their keys."""
@@ -154,12 +177,16 @@ class Policy(ABC, Generic[O]):
         """The index of the request to preempt so that ``needed`` can run, or None to preempt nobody.
 
         ``candidates`` are the running requests that may be preempted, in running order, ``needed`` among them
-        when it is running. The default is the last one.
+        when it is running. The default is the last one. For one that waits (``preempts_running``) a None stands until
+        another waits first, or others run; a policy with a window is asked at each step.
         """
         return len(candidates) - 1
 
     def admit(self, request: RequestView, state: PolicyState) -> bool:
-        """Whether the request may start in this step; False ends admission for the step."""
+        """Whether the request may start in this step; False ends admission for the step.
+
+        Asked last, when there is room for it: a request for which the answer is True starts in this step.
+        """
         return True
 
     def on_scheduled(self, request: RequestView, num_tokens: int) -> None:

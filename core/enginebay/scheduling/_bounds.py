@@ -27,6 +27,7 @@ class Bounds:
     no_evict: bool
     watermark: int
     prefix_caching: bool
+    proposals: int
 
     @classmethod
     def join(cls, limits: SchedulerLimits, constraints: BatchConstraints, num_blocks: int) -> Bounds:
@@ -45,6 +46,7 @@ class Bounds:
             no_evict=limits.no_evict,
             watermark=int(limits.watermark * num_blocks),
             prefix_caching=constraints.prefix_caching,
+            proposals=constraints.max_tokens_per_step - 1,
         )
         if bounds.chunked and bounds.multiple > bounds.tokens:
             raise CapabilityError(

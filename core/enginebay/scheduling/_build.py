@@ -10,6 +10,7 @@ from enginebay.interfaces import (
     BatchConstraints,
     Options,
     Policy,
+    Propose,
     Scheduler,
     SchedulerContext,
     SchedulerLimits,
@@ -29,10 +30,12 @@ def make_scheduler(
     constraints: BatchConstraints,
     kv_cache: KVCacheManager,
     now: Callable[[], float],
+    propose: Propose | None = None,
 ) -> Scheduler[Any]:
     """Call the plugin's factory; a ``Policy`` gets the mechanics, a whole ``Scheduler`` is taken as it is.
 
-    Raises ``PluginBroken`` when the factory raises or returns something else.
+    ``propose`` guesses tokens for the runner to verify; None: speculation is off. Raises ``PluginBroken`` when the
+    factory raises or returns something else.
     """
     context = SchedulerContext(
         options=options,
@@ -41,6 +44,7 @@ def make_scheduler(
         kv=kv_cache.view(),
         kv_cache=kv_cache,
         now=now,
+        propose=propose,
     )
     try:
         made = plugin.factory(context)

@@ -25,6 +25,13 @@ class PolicyDoor:
         self._name = f"{cls.__module__}.{cls.__qualname__}"
         self.window: int = self._checked_window()
         self.may_overtake_preempted: bool = bool(policy.may_overtake_preempted)
+        self.preempts_running: bool = bool(policy.preempts_running)
+        self.grouped: bool = cls.group is not Policy.group
+        if self.grouped and self.window:
+            raise PolicyFailed(
+                f"policy {self._name}: it has a window of {self.window} and groups (group() is overridden), and only "
+                f"one of the two can say who is next. {_WAY_OUT}"
+            )
         self.on_scheduled = self.scheduled if cls.on_scheduled is not Policy.on_scheduled else None
         self.on_output = self.output if cls.on_output is not Policy.on_output else None
         self.on_finished = self.finished if cls.on_finished is not Policy.on_finished else None
@@ -41,11 +48,31 @@ class PolicyDoor:
             self._wrong("key", f"returned {key!r} for request {record.request_id!r}: a tuple is expected")
         return key
 
-    def comparing(self, error: Exception) -> NoReturn:
+    def group(self, record: Record) -> str:
+        """The group that a waiting request stands in."""
+        try:
+            group = self._policy.group(record.view)
+        except Exception as error:
+            self._raised("group", error)
+        if not isinstance(group, str):
+            self._wrong("group", f"returned {group!r} for request {record.request_id!r}: a string is expected")
+        return group
+
+    def group_key(self, group: str) -> tuple[Any, ...]:
+        """The sort key of a group, as it is now."""
+        try:
+            key = self._policy.group_key(group)
+        except Exception as error:
+            self._raised("group_key", error)
+        if not isinstance(key, tuple):
+            self._wrong("group_key", f"returned {key!r} for group {group!r}: a tuple is expected")
+        return key
+
+    def comparing(self, error: Exception, method: str = "key") -> NoReturn:
         """Two keys could not be compared."""
         raise PolicyFailed(
-            f"policy {self._name}: the keys that key() returned cannot be compared: {type(error).__name__}: {error}. "
-            f"{_WAY_OUT}"
+            f"policy {self._name}: the keys that {method}() returned cannot be compared: "
+            f"{type(error).__name__}: {error}. {_WAY_OUT}"
         ) from error
 
     def choose(self, records: Sequence[Record]) -> int:

@@ -2,91 +2,107 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import NamedTuple, final
 
 from enginebay.kvcache import PrefixHit
 from enginebay.messages import NewRequest, ResumedRequest, RunningRequest, SchedulerOutput
 from enginebay.scheduling._bounds import Bounds
 from enginebay.scheduling._record import Record
 
-InFlight = tuple[Record, int, bool]
-"""(request, its tokens in the step, whether it draws one)."""
+
+class StepInFlight(NamedTuple):
+    """The requests of a step, how many tokens each has in it, and whether it draws: three lists of one length."""
+
+    records: list[Record]
+    tokens: list[int]
+    draws: list[bool]
 
 
 @final
 class Draft:
-    """What is left of the bounds, and the rows so far. A row whose ``draft_tokens`` fell to 0 was given back."""
+    """What is left of the bounds, and the rows so far. A row whose ``draft_tokens`` fell to 0 was given back.
 
-    __slots__ = ("admitted", "blocked", "context_left", "gave_way", "num_rows", "prefills_left", "rows", "tokens_left")
+    ``still`` are running requests that get nothing in this step, since they are to give way once theirs are done.
+    """
+
+    __slots__ = (
+        "_tokens",
+        "admitted",
+        "blocked",
+        "context_left",
+        "gave_way",
+        "prefills_left",
+        "rows",
+        "still",
+        "tokens_left",
+    )
 
     def __init__(self, bounds: Bounds) -> None:
+        self._tokens = bounds.tokens
         self.tokens_left = bounds.tokens
         self.context_left = bounds.context
         self.prefills_left = bounds.prefills
         self.rows: list[Record] = []
         self.admitted: list[Record] = []
-        self.num_rows = 0
+        self.still: set[Record] = set()
         self.blocked = False
         self.gave_way = False
 
     @property
     def empty(self) -> bool:
         """Whether nothing runs in this step."""
-        return self.num_rows == 0
+        return self.tokens_left == self._tokens
 
-    def run(self, record: Record, tokens: int, blocks: tuple[tuple[int, ...], ...], *, prefill: bool) -> None:
-        """A running request gets tokens, and perhaps blocks, in this step."""
+    @property
+    def disturbed(self) -> bool:
+        """Whether some running request is to get nothing more in this step."""
+        return self.gave_way or bool(self.still)
+
+    def run(self, record: Record, tokens: int) -> None:
+        """A running request gets tokens in this step, its proposals counted."""
         record.draft_tokens = tokens
-        record.draft_blocks = blocks
-        record.draft_prefill = prefill
-        self.tokens_left -= tokens
-        self.context_left -= record.num_computed + tokens
-        self.prefills_left -= prefill
+        self._spend(record)
         self.rows.append(record)
-        self.num_rows += 1
 
     def start(self, record: Record, tokens: int, hit: PrefixHit) -> None:
         """An admitted request gets its first tokens after those that the cache had."""
         record.num_computed = hit.num_tokens
-        self.run(record, tokens, (), prefill=True)
-        self.admitted.append(self.rows.pop())
+        record.draft_blocks = ()
+        record.draft_tokens = tokens
+        self._spend(record)
+        self.admitted.append(record)
 
     def give_back(self, record: Record) -> None:
         """A victim's tokens and budget are free again."""
         if record.draft_tokens:
-            self.tokens_left += record.draft_tokens
-            self.context_left += record.num_computed + record.draft_tokens
-            self.prefills_left += record.draft_prefill
+            self._spend(record, sign=-1)
             record.draft_tokens = 0
-            self.num_rows -= 1
+            record.draft_proposals = ()
 
-    def close(self, step: int, finished: list[str], preempted: list[str]) -> tuple[SchedulerOutput, list[InFlight]]:
+    def stand_still(self, record: Record) -> None:
+        """The request gets no tokens in this step, whether it had some already or not. Blocks that it got it keeps."""
+        self.give_back(record)
+        self.still.add(record)
+
+    def _spend(self, record: Record, sign: int = 1) -> None:
+        self.tokens_left -= sign * record.draft_tokens
+        self.context_left -= sign * (record.num_computed + record.draft_tokens)
+        self.prefills_left -= sign * record.prefills
+
+    def close(self, step: int, finished: list[str], preempted: list[str]) -> tuple[SchedulerOutput, StepInFlight]:
         """The message of this step; each request's computed tokens advance."""
-        new: list[NewRequest] = []
-        running: list[RunningRequest] = []
-        resumed: list[ResumedRequest] = []
-        counts: dict[str, int] = {}
-        in_flight: list[InFlight] = []
-        for record in self.rows:
-            tokens = record.draft_tokens
-            if tokens:
-                running.append(
-                    RunningRequest(
-                        request_id=record.request_id,
-                        num_computed_tokens=record.num_computed,
-                        new_block_ids=record.draft_blocks,
-                    )
-                )
-                counts[record.request_id] = tokens
-                in_flight.append(_advance(record, tokens))
-        for record in sorted(self.admitted, key=_unknown):  # resumed before new, otherwise in order of admission
-            if record.known_to_runner:
-                resumed.append(_resumed(record))
-            else:
-                new.append(_new(record))
-                record.known_to_runner = True
-            counts[record.request_id] = record.draft_tokens
-            in_flight.append(_advance(record, record.draft_tokens))
+        rows = [record for record in self.rows if record.draft_tokens]
+        admitted = sorted(self.admitted, key=_unknown)  # resumed before new, otherwise in order of admission
+        running = [
+            _running(record)
+            if record.draft_blocks or record.draft_proposals
+            else RunningRequest(request_id=record.request_id, num_computed_tokens=record.num_computed)
+            for record in rows
+        ]
+        resumed = [_resumed(record) for record in admitted if record.known_to_runner]
+        new = [_new(record) for record in admitted if not record.known_to_runner]
+        rows += admitted
+        counts, draws, constrained = _advance(rows)
         output = SchedulerOutput(
             step=step,
             new=tuple(new),
@@ -95,27 +111,52 @@ class Draft:
             finished=tuple(finished),
             preempted=tuple(preempted),
             num_scheduled_tokens=counts,
+            constrained=tuple(constrained),
         )
-        return output, in_flight
+        return output, StepInFlight(rows, list(counts.values()), draws)
 
 
 def _unknown(record: Record) -> bool:
     return not record.known_to_runner
 
 
-def _advance(record: Record, tokens: int) -> InFlight:
-    end = record.num_computed + tokens
-    record.num_computed = end
-    record.draft_tokens = 0
-    record.in_flight += 1
-    draws = end >= record.num_tokens + record.placeholders
-    if draws:
-        record.placeholders += 1
-    return record, tokens, draws
+def _advance(rows: list[Record]) -> tuple[dict[str, int], list[bool], list[str]]:
+    """Count the tokens of a step's requests as computed; returns how many, which draw, and who under a grammar."""
+    counts: dict[str, int] = {}
+    draws: list[bool] = []
+    constrained: list[str] = []
+    for record in rows:
+        tokens, ahead = record.draft_tokens, record.placeholders
+        end = record.num_computed + tokens
+        record.num_computed = end
+        record.draft_tokens = 0
+        record.in_flight += 1
+        counts[record.request_id] = tokens
+        if end < record.num_tokens + ahead:
+            draws.append(False)
+            continue
+        draws.append(True)
+        record.placeholders = ahead + 1
+        if record.constrained:
+            constrained.append(record.request_id)
+    return counts, draws, constrained
+
+
+def _running(record: Record) -> RunningRequest:
+    """With blocks or proposals, which are said once."""
+    blocks, proposals = record.draft_blocks, record.draft_proposals
+    record.draft_blocks, record.draft_proposals = (), ()
+    return RunningRequest(
+        request_id=record.request_id,
+        num_computed_tokens=record.num_computed,
+        new_block_ids=blocks,
+        draft_token_ids=proposals,
+    )
 
 
 def _new(record: Record) -> NewRequest:
     request = record.request
+    record.known_to_runner = True
     return NewRequest(
         request_id=record.request_id,
         token_ids=record.token_ids,

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from enginebay.errors import RequestTooLong
 from enginebay.interfaces import BatchConstraints, SchedulerLimits
+from enginebay.kvcache import CacheShape
 from enginebay.scheduling._bounds import UNBOUNDED, Bounds
 
 
@@ -13,7 +14,7 @@ class _Blocks(Protocol):
     @property
     def num_blocks(self) -> int: ...
     @property
-    def block_size(self) -> int: ...
+    def shape(self) -> CacheShape: ...
 
 
 _NO_CONSTRAINTS = BatchConstraints()
@@ -41,12 +42,12 @@ def check_fits(
     most = total - 1
     bounds = Bounds.join(limits, constraints, kv.num_blocks)
     what = f"the prompt has {num_prompt_tokens} tokens and its output up to {total - num_prompt_tokens}"
-    blocks = -(-most // kv.block_size)
+    blocks = kv.shape.most_blocks(most)
     if blocks > kv.num_blocks:
         raise RequestTooLong(
-            f"{what}: that needs {blocks} KV blocks of {kv.block_size} tokens, and the cache has {kv.num_blocks}. "
-            f"Ask for {_room(kv.num_blocks * kv.block_size)} tokens or fewer in all, or give the engine a larger "
-            "cache ([cache] memory_bytes or num_blocks)",
+            f"{what}: that needs {blocks} KV blocks of {kv.shape.block_size} tokens, and the cache has "
+            f"{kv.num_blocks}. Ask for {_room(kv.shape.most_tokens(kv.num_blocks, most))} tokens or fewer in all, or "
+            "give the engine a larger cache ([cache] memory_bytes or num_blocks)",
             param="max_tokens",
         )
     if bounds.context != UNBOUNDED and most > bounds.context:

@@ -9,16 +9,13 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Any
 
 from enginebay.scheduling._door import PolicyDoor
+from enginebay.scheduling._groups import Entry, Groups, alive
 from enginebay.scheduling._record import WAITING, Record
 
 STARVATION_BOUND = 1000
 """So many requests may overtake the one that has waited longest; then it is next, whatever the policy says."""
-
-_Entry = tuple[tuple[Any, ...], int, int, Record]
-"""(key, order of arrival, ticket, request): the first two decide, and no two requests have the same order."""
 
 
 class WaitingLine:
@@ -26,8 +23,9 @@ class WaitingLine:
 
     def __init__(self, door: PolicyDoor) -> None:
         self._door = door
-        self._heap: list[_Entry] = []
-        self._front: list[_Entry] = []  # the first `window` of the heap, in order; empty when the policy has no window
+        self._heap: list[Entry] = []
+        self._groups = Groups(door) if door.grouped else None  # holds the entries instead, if the policy has groups
+        self._front: list[Entry] = []  # the first `window` of the heap, in order; empty when the policy has no window
         self._preempted: deque[tuple[int, Record]] = deque()
         self._arrivals: deque[tuple[int, Record]] = deque()
         self._tickets = 0
@@ -40,13 +38,23 @@ class WaitingLine:
 
     def add(self, record: Record) -> None:
         """A new request, its key asked for once."""
+        self.hold(record)
+        self.release(record)
+
+    def hold(self, record: Record) -> None:
+        """A new request that waits for something beside its turn: it counts as waiting, and stands in nobody's way."""
         record.key = self._door.key(record)
+        self._len += 1
+
+    def release(self, record: Record) -> None:
+        """A request that was held, and has not ended, takes the place that its key gives it."""
         ticket = self._ticket(record)
         self._arrivals.append((ticket, record))
         self._push((record.key, record.order, ticket, record))
 
     def put_back(self, record: Record) -> None:
         """A preempted request: to the front, or, if the policy says so, to the place that its key gives it."""
+        self._len += 1
         ticket = self._ticket(record)
         if self._door.may_overtake_preempted:
             self._arrivals.appendleft((ticket, record))
@@ -66,10 +74,12 @@ class WaitingLine:
             ticket, oldest = self._arrivals[0]
             if ticket == self._overtaken_ticket and self._overtakers >= STARVATION_BOUND:
                 return oldest
+        if self._groups is not None:
+            return self._groups.head()
         if self._door.window:
             self._refill_front()
             return self._front[self._door.choose([entry[3] for entry in self._front])][3] if self._front else None
-        while self._heap and not _alive(self._heap[0]):
+        while self._heap and not alive(self._heap[0]):
             self._pop()
         return self._heap[0][3] if self._heap else None
 
@@ -83,15 +93,16 @@ class WaitingLine:
         """A request leaves the line."""
         record.ticket = 0
         self._len -= 1
-        if len(self._heap) > 2 * self._len + 64:
-            self._heap = [entry for entry in self._heap if _alive(entry)]
+        if len(self._heap if self._groups is None else self._groups) > 2 * self._len + 64:
+            if self._groups is not None:
+                self._groups.compact()
+            self._heap = [entry for entry in self._heap if alive(entry)]
             heapify(self._heap)
             self._arrivals = deque(item for item in self._arrivals if item[1].ticket == item[0])
             self._preempted = deque(item for item in self._preempted if item[1].ticket == item[0])
 
     def _ticket(self, record: Record) -> int:
         self._tickets += 1
-        self._len += 1
         record.ticket = self._tickets
         return self._tickets
 
@@ -103,7 +114,10 @@ class WaitingLine:
         if oldest is not record:
             self._overtakers += 1
 
-    def _push(self, entry: _Entry) -> None:
+    def _push(self, entry: Entry) -> None:
+        if self._groups is not None:
+            self._groups.push(entry)
+            return
         try:
             if self._front and entry < self._front[-1]:
                 insort(self._front, entry)
@@ -112,22 +126,18 @@ class WaitingLine:
         except Exception as error:
             self._door.comparing(error)
 
-    def _pop(self) -> _Entry:
+    def _pop(self) -> Entry:
         try:
             return heappop(self._heap)
         except Exception as error:
             self._door.comparing(error)
 
     def _refill_front(self) -> None:
-        self._front = [entry for entry in self._front if _alive(entry)]
+        self._front = [entry for entry in self._front if alive(entry)]
         while len(self._front) < self._door.window and self._heap:
             entry = self._pop()
-            if _alive(entry):
+            if alive(entry):
                 self._front.append(entry)
-
-
-def _alive(entry: _Entry) -> bool:
-    return entry[3].ticket == entry[2]
 
 
 def _drop_dead(line: deque[tuple[int, Record]]) -> None:

@@ -55,7 +55,7 @@ class MechanicsScheduler(Scheduler[O]):
         )
         self._order += 1
         state.requests[request.request_id] = record
-        state.line.add(record)
+        state.gate.enter(record)
 
     def finish_requests(self, request_ids: Sequence[str], status: FinishReason) -> None:
         """End these requests from outside; ids that are not known are passed over."""
@@ -69,24 +69,26 @@ class MechanicsScheduler(Scheduler[O]):
         state = self._state
         draft = self._passes.fill()
         output, in_flight = draft.close(self._next_step, state.finished_unsaid, state.preempted_unsaid)
-        if in_flight:
+        if in_flight.records:
             state.in_flight[output.step] = in_flight
-        if in_flight or output.finished or output.preempted:
+        if in_flight.records or output.finished or output.preempted:
             self._next_step += 1
             state.finished_unsaid.clear()
             state.preempted_unsaid.clear()
         if state.door.on_scheduled is not None:
-            for record, tokens, _ in in_flight:
+            for record, tokens in zip(in_flight.records, in_flight.tokens, strict=True):
                 state.door.on_scheduled(record, tokens)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, committed: Committed) -> None:
         """What came of a step, oldest first."""
         state = self._state
-        rows = state.in_flight.pop(scheduler_output.step, ())
-        tokens_of = committed.token_ids
+        step = state.in_flight.pop(scheduler_output.step, None)
+        if step is None:  # it held no tokens
+            return
+        tokens_of, finished = committed.token_ids.get, committed.finished
         on_output = state.door.on_output
-        for record, tokens, draws in rows:
+        for record, tokens, draws in zip(*step, strict=True):
             record.in_flight -= 1
             if draws:
                 record.placeholders -= 1
@@ -95,21 +97,25 @@ class MechanicsScheduler(Scheduler[O]):
                     state.kv.close(record.sequence)
                 continue
             record.num_acked += tokens
-            drawn = tokens_of.get(record.request_id)
+            drawn = tokens_of(record.request_id)
             if drawn:
-                record.output.extend(drawn)
+                record.output += drawn
                 record.num_tokens += len(drawn)
-                record.fruitless = 0
+                if record.fruitless:
+                    record.fruitless = 0
+                    state.refused = None
                 if on_output is not None:
                     on_output(record, drawn)
-            elif draws:
-                self._compute_last_again(record)
-            if record.num_acked >= record.sequence.publish_at:
-                state.kv.publish(record.sequence, record.num_acked)
-        for request_id, reason in committed.finished.items():
-            ended = state.requests.get(request_id)
-            if ended is not None:
-                self._finish(ended, reason)
+            if draws and (tokens > 1 or not drawn):
+                self._roll_back(record)
+            acked, sequence = record.num_acked, record.sequence
+            if acked >= sequence.publish_at:
+                state.kv.publish(sequence, acked)
+                state.gate.look(record)
+            if acked >= sequence.trim_at:
+                state.kv.trim(sequence, acked)
+            if finished and record.request_id in finished:
+                self._finish(record, finished[record.request_id])
 
     def preempt_all(self) -> None:
         """Put every running request back into the waiting line and free its blocks. No step may be in flight."""
@@ -132,6 +138,8 @@ class MechanicsScheduler(Scheduler[O]):
             preemptions=state.num_preemptions,
             prefix_queries=state.kv.prefix_queries,
             prefix_hits=state.kv.prefix_hits,
+            num_cached_blocks=state.kv.num_cached_blocks,
+            evictions=state.kv.evictions,
         )
 
     def on_step(self, report: StepReport) -> None:
@@ -139,8 +147,12 @@ class MechanicsScheduler(Scheduler[O]):
         if self._state.door.on_step is not None:
             self._state.door.on_step(report)
 
-    def _compute_last_again(self, record: Record) -> None:
-        """The step should have drawn a token, and none was committed: its last known token is to be computed again."""
+    def _roll_back(self, record: Record) -> None:
+        """Count as computed what stands before the last known token and no more.
+
+        That differs from what was scheduled when proposals were rejected, or when no token came of a step that should
+        have drawn one: its last known token is then computed again.
+        """
         record.num_computed = min(record.num_computed, record.num_tokens + record.placeholders - 1)
         record.num_acked = min(record.num_acked, record.num_tokens - 1)
 
@@ -149,11 +161,13 @@ class MechanicsScheduler(Scheduler[O]):
         del state.requests[record.request_id]
         if record.status is RUNNING:
             del state.running[record.request_id]
+            state.refused = None
         else:
             state.line.discard(record)
             if record.request_id in state.preempted_unsaid:  # one word to the runner is enough: it ended
                 state.preempted_unsaid.remove(record.request_id)
         record.status = FINISHED
+        state.gate.open(record)
         if record.known_to_runner:
             state.finished_unsaid.append(record.request_id)
         if not record.in_flight:  # else the step that may still write to its blocks gives them back

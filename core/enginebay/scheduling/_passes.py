@@ -5,11 +5,11 @@ Where the runner cannot mix, prompts go before decode tokens, as far as its boun
 
 from __future__ import annotations
 
-from enginebay.interfaces import PolicyState
-from enginebay.kvcache import PrefixHit
+from enginebay.scheduling._admission import admit, chunk
 from enginebay.scheduling._bounds import UNBOUNDED
 from enginebay.scheduling._draft import Draft
 from enginebay.scheduling._eviction import force, make_room
+from enginebay.scheduling._proposals import Proposals
 from enginebay.scheduling._record import RUNNING, Record
 from enginebay.scheduling._state import State
 
@@ -20,6 +20,9 @@ class Passes:
     def __init__(self, state: State) -> None:
         self._state = state
         self._streak = 0
+        self._proposals: Proposals | None = None
+        if state.propose is not None and state.bounds.proposals > 0:
+            self._proposals = Proposals(state.propose, state.bounds, state.kv)
 
     def fill(self) -> Draft:
         """Draw up one step."""
@@ -31,7 +34,7 @@ class Passes:
         while draft.empty and draft.blocked and not state.in_flight and force(state, draft):
             self._run(draft, prefills=True)
         if bounded:
-            held_prefill = any(r.draft_prefill for r in (*draft.rows, *draft.admitted) if r.draft_tokens)
+            held_prefill = any(r.prefills for r in (*draft.rows, *draft.admitted) if r.draft_tokens)
             self._streak = self._streak + 1 if could_decode and held_prefill else 0
         return draft
 
@@ -45,96 +48,66 @@ class Passes:
                 self._prefill(draft)
             if draft.empty:
                 self._decode(draft)
-        if draft.empty and not prefills:  # nothing could decode after all
+        if draft.empty and not prefills and not draft.still:  # nothing could decode after all
             self._prefill(draft)
 
     def _decode(self, draft: Draft) -> None:
-        state = self._state
+        state, proposing = self._state, self._proposals
+        if proposing is not None:
+            proposing.begin(draft, len(state.running))
+        tokens_left, context_left, disturbed = draft.tokens_left, draft.context_left, draft.disturbed
         for record in list(state.running.values()):  # a victim leaves the running line as we go
-            computed = record.num_computed
-            if computed < record.prefill_until or record.status is not RUNNING:
+            computed, ahead = record.num_computed, record.placeholders
+            known = record.num_tokens + ahead
+            if computed >= known or computed < record.prefill_until or (ahead and known >= record.max_total):
+                continue  # it prefills, or its last token is in flight, or nothing is known that is not computed
+            if disturbed and (record.status is not RUNNING or record in draft.still):
                 continue
-            known = record.num_tokens + record.placeholders
-            if computed >= known or (record.placeholders and known >= record.max_total):
-                continue  # its last token is in flight, or there is nothing to compute until one comes back
-            if draft.tokens_left <= 0:
+            if tokens_left <= 0:
                 break
-            tokens = min(known - computed, draft.tokens_left)
-            if computed + tokens > draft.context_left:
+            tokens = known - computed
+            if tokens > 1:  # as it is after a roll-back, or where nothing was left of a step for its tokens
+                tokens = min(tokens, tokens_left)
+            end = computed + tokens
+            if end > context_left:
                 continue
-            blocks: tuple[tuple[int, ...], ...] | None = ()
-            if computed + tokens > record.sequence.capacity:
-                blocks = make_room(state, record, computed + tokens, draft)
-                if blocks is None:
+            if proposing is not None or end > record.sequence.capacity:
+                draft.tokens_left, draft.context_left = tokens_left, context_left
+                tokens = self._with_more(record, tokens, draft)
+                tokens_left, context_left, disturbed = draft.tokens_left, draft.context_left, draft.disturbed
+                if not tokens:
                     continue
-            draft.run(record, tokens, blocks or (), prefill=False)
+            record.draft_tokens = tokens
+            tokens_left -= tokens
+            context_left -= computed + tokens
+            draft.rows.append(record)
+        draft.tokens_left, draft.context_left = tokens_left, context_left
+
+    def _with_more(self, record: Record, tokens: int, draft: Draft) -> int:
+        """The tokens for a request that decodes, with proposals if there are any, once they have blocks; 0: none."""
+        end, proposing = record.num_computed + tokens, self._proposals
+        if proposing is not None:
+            if record.placeholders:
+                if proposing.better_wait(record):
+                    return 0
+            elif end == record.num_tokens:
+                tokens += proposing.make(record, draft)
+        return tokens if end <= record.sequence.capacity or make_room(self._state, record, end, draft) else 0
 
     def _prefill(self, draft: Draft) -> None:
         self._continue_chunks(draft)
-        if not draft.gave_way:  # else the room just made would go to the next in line
-            self._admit(draft)
+        admit(self._state, draft)
 
     def _continue_chunks(self, draft: Draft) -> None:
         state = self._state
-        for record in list(state.running.values()):
-            if record.num_computed >= record.prefill_until or record.status is not RUNNING:
+        for record in [one for one in state.running.values() if one.num_computed < one.prefill_until]:
+            if record.status is not RUNNING or record in draft.still:
                 continue
             if draft.tokens_left <= 0 or draft.prefills_left <= 0:
                 break
-            tokens = self._chunk(record, record.num_computed, draft, others_wait=len(state.line) > 0)
-            if tokens:
-                blocks = make_room(state, record, record.num_computed + tokens, draft)
-                if blocks is not None:
-                    draft.run(record, tokens, blocks, prefill=True)
-
-    def _admit(self, draft: Draft) -> None:
-        state, bounds = self._state, self._state.bounds
-        while len(state.running) < bounds.seqs and draft.tokens_left > 0 and draft.prefills_left > 0:
-            record = state.line.head()
-            if record is None:
-                break
-            hit = state.kv.lookup(record.sequence) if bounds.prefix_caching else PrefixHit()
-            tokens = self._chunk(record, hit.num_tokens, draft, others_wait=len(state.line) > 1)
-            if not tokens or not self._start(record, hit, tokens, draft):
-                break  # nobody overtakes the head of the line
-
-    def _start(self, record: Record, hit: PrefixHit, tokens: int, draft: Draft) -> bool:
-        state, bounds = self._state, self._state.bounds
-        room = hit.num_tokens + tokens
-        if bounds.whole_prompt or record.num_preemptions:  # started again: only when it need not give way at once
-            room = record.num_tokens
-        if bounds.no_evict:
-            room = max(record.num_tokens, record.max_total - 1)
-        keep_free = bounds.watermark if state.running else 0
-        if not state.kv.has_room(hit, room, keep_free=keep_free):
-            return False
-        if not state.door.admit(record, lambda: self._policy_state(draft)):
-            return False
-        state.kv.allocate(record.sequence, hit, room, count=not record.num_preemptions)
-        state.line.take(record)
-        record.status = RUNNING
-        record.prefill_until = record.num_tokens
-        record.num_acked = hit.num_tokens
-        state.running[record.request_id] = record
-        draft.start(record, tokens, hit)
-        return True
-
-    def _chunk(self, record: Record, start: int, draft: Draft, *, others_wait: bool) -> int:
-        return self._state.bounds.chunk(
-            start,
-            record.num_tokens - start,
-            tokens_left=draft.tokens_left,
-            context_left=draft.context_left,
-            others_wait=others_wait,
-        )
-
-    def _policy_state(self, draft: Draft) -> PolicyState:
-        return PolicyState(
-            num_running=len(self._state.running),
-            num_waiting=len(self._state.line),
-            num_free_blocks=self._state.kv.num_free_blocks,
-            token_budget=draft.tokens_left,
-        )
+            tokens = chunk(state, record, record.num_computed, draft, others_wait=len(state.line) > 0)
+            if tokens and make_room(state, record, record.num_computed + tokens, draft):
+                draft.run(record, tokens)
 
 
 def _decodes(record: Record) -> bool:

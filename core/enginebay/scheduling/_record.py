@@ -7,7 +7,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import final
 
-from enginebay.kvcache import KVSequence
+from enginebay.kvcache import BlockIds, KVSequence
 from enginebay.messages import EngineRequest
 
 
@@ -30,14 +30,17 @@ class Record:
 
     A request prefills until ``prefill_until`` tokens (all that were known when it was admitted) are computed, and
     decodes from then on. ``placeholders`` counts tokens that steps in flight will draw, ``in_flight`` those steps.
-    ``fruitless`` counts preemptions since the last committed token. The ``draft_`` fields belong to the step that is
-    being drawn up.
+    ``fruitless`` counts preemptions since the last committed token. ``followers`` are the other choices of the request,
+    while they wait for this one's prompt; None when nobody may. The ``draft_`` fields belong to the step that is being
+    drawn up, but that blocks which the runner has not heard of stay until it does.
     """
 
     __slots__ = (
+        "constrained",
         "draft_blocks",
-        "draft_prefill",
+        "draft_proposals",
         "draft_tokens",
+        "followers",
         "fruitless",
         "in_flight",
         "key",
@@ -65,6 +68,7 @@ class Record:
         self.output = list(request.committed_token_ids)
         self.num_tokens = len(request.prompt_token_ids) + len(self.output)
         self.max_total = min(len(request.prompt_token_ids) + request.params.max_tokens, max_model_len)
+        self.constrained = request.params.structured is not None
         self.sequence: KVSequence
         self.key: tuple[object, ...] = ()
         self.status: Status = WAITING
@@ -77,9 +81,21 @@ class Record:
         self.num_preemptions = 0
         self.fruitless = 0
         self.known_to_runner = False
+        self.followers: list[Record] | None = None
         self.draft_tokens = 0
-        self.draft_prefill = False
-        self.draft_blocks: tuple[tuple[int, ...], ...] = ()
+        self.draft_blocks: BlockIds = ()
+        self.draft_proposals: tuple[int, ...] = ()
+
+    @property
+    def prefills(self) -> bool:
+        """Whether the next token to compute was known when the request was admitted."""
+        return self.num_computed < self.prefill_until
+
+    def got_blocks(self, blocks: BlockIds) -> None:
+        """Blocks that the runner is to hear of when the request runs next: now or, if it gives way to none, later."""
+        if blocks:
+            before = self.draft_blocks
+            self.draft_blocks = tuple(a + b for a, b in zip(before, blocks, strict=True)) if before else blocks
 
     @property
     def view(self) -> View:
@@ -150,7 +166,8 @@ class View:
 
     @property
     def num_computed_tokens(self) -> int:
-        return self.__record.num_computed
+        record = self.__record  # what is computed of a token in flight is nobody's business
+        return min(record.num_computed, record.num_tokens)
 
     @property
     def max_tokens(self) -> int:

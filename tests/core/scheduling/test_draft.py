@@ -13,11 +13,11 @@ def test_a_victim_gives_back_tokens_context_and_its_place_among_the_prompts() ->
     constraints = BatchConstraints(max_batch_context_tokens=100, max_prefills_per_step=2)
     draft = Draft(Bounds.join(make_limits(max_num_batched_tokens=50), constraints, 10))
     record = Record(make_request(0, 40), 0, 256)
-    record.num_computed = 16
-    draft.run(record, 8, ((3,),), prefill=True)
+    record.num_computed, record.prefill_until = 16, 40
+    draft.run(record, 8)
     assert (draft.tokens_left, draft.context_left, draft.prefills_left, draft.empty) == (42, 76, 1, False)
     draft.give_back(record)
     draft.give_back(record)  # a victim that was not in the step gives nothing back
     assert (draft.tokens_left, draft.context_left, draft.prefills_left, draft.empty) == (50, 100, 2, True)
     output, in_flight = draft.close(0, [], [])
-    assert (output.num_scheduled_tokens, in_flight) == ({}, [])
+    assert (output.num_scheduled_tokens, in_flight.records) == ({}, [])
