@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from enginebay.engine.front.llm import LLM
     from enginebay.errors import EnginebayError
     from enginebay.interfaces import API_VERSION
-    from enginebay.messages import FinishReason, RequestOutput, SamplingParams
+    from enginebay.messages import FinishReason, RequestOutput, SamplingParams, StructuredOutput, ToolSchema
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,8 @@ _HOMES = {
     "LLM": "enginebay.engine.front.llm",
     "RequestOutput": "enginebay.messages",
     "SamplingParams": "enginebay.messages",
+    "StructuredOutput": "enginebay.messages",
+    "ToolSchema": "enginebay.messages",
 }
 
 __all__ = [
@@ -48,6 +50,8 @@ __all__ = [
     "FinishReason",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
+    "ToolSchema",
     "__version__",
 ]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         SchedulerPlugin,
         WorkerExtensionPlugin,
     )
+    from enginebay.kvcache import CacheEventBatch
     from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo
 
 PROJECT = "enginebay"
@@ -97,3 +98,13 @@ def enginebay_step_finished(report: StepReport) -> None:
 @hookspec
 def enginebay_request_finished(summary: RequestSummary) -> None:
     """Observe a request's end, in the engine's process, once per request, also when aborted or failed. API 1.0."""
+
+
+@hookspec
+def enginebay_cache_events(batch: CacheEventBatch) -> None:
+    """Observe what happened to a KV cache's content, in the engine's process, once per step in which anything did, and
+    after a reset.
+
+    The batches of a replica come in order, and whoever applies their events knows what can be found in its cache.
+    Without an implementation nothing is kept. API 1.2.
+    """

@@ -73,6 +73,8 @@ GRAPH: Final = "enginebay.graph"
 WORLD_SIZE: Final = "enginebay.world_size"
 FINISH_REASON: Final = "enginebay.request.finish_reason"
 TOKENS_COMMITTED: Final = "enginebay.step.tokens_committed"
+TOKENS_PROPOSED: Final = "enginebay.step.tokens_proposed"
+TOKENS_ACCEPTED: Final = "enginebay.step.tokens_accepted"
 
 # Request spans alone carry gen_ai.*: viewers show any span with a request model as a call of a language model.
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"

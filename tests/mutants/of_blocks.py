@@ -20,7 +20,8 @@ def prefix_is_published_when_scheduled(patch: Patch) -> None:
 
     def schedule(self: MechanicsScheduler[Any]) -> Any:
         output = original(self)
-        for record, _, _ in self._state.in_flight.get(output.step, ()):
+        step = self._state.in_flight.get(output.step)
+        for record in step.records if step is not None else ():
             self._state.kv.publish(record.sequence, min(record.num_computed, record.num_tokens))
         return output
 
@@ -29,7 +30,7 @@ def prefix_is_published_when_scheduled(patch: Patch) -> None:
 
 def salt_is_no_part_of_a_blocks_name(patch: Patch) -> None:
     """Requests of different salts share blocks."""
-    import enginebay.kvcache._manager as module
+    import enginebay.kvcache._names as module
 
     def root(salt: str, adapter: str, weights: str) -> bytes:
         found: bytes = original("", adapter, weights)
@@ -126,8 +127,8 @@ def budget_is_over_by_one(patch: Patch) -> None:
 
 
 def token_that_never_came_is_not_computed_again(patch: Patch) -> None:
-    """A step that had to draw and did not leaves its request where it would be with the token."""
-    patch(MechanicsScheduler, "_compute_last_again", lambda self, record: None)
+    """A step that had to draw and did not leaves its request where it would be with all that it could have drawn."""
+    patch(MechanicsScheduler, "_roll_back", lambda self, record: None)
 
 
 MUTANTS = (

@@ -65,10 +65,11 @@ def tokens_ahead_are_kept_over_a_void(patch: Patch) -> None:
     """Tokens that the dropped steps would have drawn still count as on their way."""
 
     def void(self: Requests, now_ns: int) -> Any:
-        ahead = dict(self._ahead)
-        live = original(self, now_ns)
-        self._ahead.update(ahead)
-        return live
+        ahead = {request_id: live.ahead for request_id, live in self._live.items()}
+        requests = original(self, now_ns)
+        for request_id, live in self._live.items():
+            live.ahead = ahead[request_id]
+        return requests
 
     original = patch(Requests, "void", void)
 
@@ -133,8 +134,8 @@ def refill_forgets_the_choice(patch: Patch) -> None:
 def answer_is_committed_twice(patch: Patch) -> None:
     """A step that was committed stays in the queue of steps in flight."""
 
-    def finish(self: Pipeline, flight: Any, num_committed_tokens: int) -> None:
-        original(self, flight, num_committed_tokens)
+    def finish(self: Pipeline, flight: Any, *counts: int) -> None:
+        original(self, flight, *counts)
         self.in_flight.appendleft(flight)
 
     original = patch(Pipeline, "finish", finish)

@@ -68,10 +68,9 @@ def ended_requests_computed_tokens_are_kept(patch: Patch) -> None:
     """A map keeps what was known of a request that has ended."""
 
     def close(self: Requests, row: Any, now_ns: int) -> None:
-        computed = self._computed.get(row.request_id)
+        live = self._live[row.request_id]
         original(self, row, now_ns)
-        if computed is not None:
-            self._computed[row.request_id] = computed
+        self._live[row.request_id] = live
 
     original = patch(Requests, "_close", close)
 

@@ -43,7 +43,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, faults=[*plan.faults[:index], sooner, *plan.faults[index + 1 :]])
     if plan.depth > 1:
         yield replace(plan, depth=plan.depth - 1)
-    for name, plain in (("policy", "fcfs"), ("two_phases", False), ("reader", 1), ("max_num_batched_tokens", 200)):
+    for name, plain in (("policy", "fcfs"), ("speculates", False), ("reader", 1), ("max_num_batched_tokens", 200)):
         if getattr(plan, name) != plain:
             yield replace(plan, **{name: plain})
 

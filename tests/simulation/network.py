@@ -139,7 +139,6 @@ class SimExecutor(Executor[NoOptions]):
         spawner: SimSpawner,
         faults: dict[int, Fault],
         *,
-        two_phases: bool,
         wire: Wire,
         tick: Callable[[], None],
         on_send: Callable[[SchedulerOutput, Pending], None],
@@ -149,13 +148,11 @@ class SimExecutor(Executor[NoOptions]):
         self._clock = clock
         self._spawner = spawner
         self._faults = faults
-        self._two_phases = two_phases
         self._wire = wire
         self._tick = tick
         self._on_send = on_send
         self._log = log
         self._pending: dict[int, Pending] = {}
-        self._drawn: ModelRunnerOutput | None = None
         self._repeated: Replies | None = None
         self._swapped: tuple[Pending, Replies] | None = None
         self._step = -1
@@ -236,18 +233,16 @@ class SimExecutor(Executor[NoOptions]):
         if kind == "fail":
             self.num_struck += 1
             return self._failed(pending, "a kernel failed")
-        if isinstance(call, SampleTokens):
-            output: ModelRunnerOutput | None = self._drawn
-        else:
-            try:
+        try:
+            if isinstance(call, SampleTokens):
+                output: ModelRunnerOutput | None = worker.sample(call.grammar_output)
+            else:
                 output = self._execute(call.scheduler_output, worker, kind)
-            except (ValueError, Violation) as error:
-                if worker.failed_generation != pending.envelope.generation:
-                    raise
-                return self._failed(pending, str(error))  # told as a worker does; the core has to void it in any case
-            self._step = call.scheduler_output.step
-            if self._two_phases:
-                self._drawn, output = output, None
+                self._step = call.scheduler_output.step
+        except (ValueError, Violation) as error:
+            if worker.failed_generation != pending.envelope.generation:
+                raise
+            return self._failed(pending, str(error))  # told as a worker does; the core has to void it in any case
         if kind == "fail_half":
             self.num_struck += 1
             return self._failed(pending, "a kernel failed")
@@ -258,7 +253,7 @@ class SimExecutor(Executor[NoOptions]):
             output = _other_tokens(output)
         return RankReply(rank=OUTPUT_RANK, payload=self._wire.encode(StepResult(output=output, step=step)))
 
-    def _execute(self, schedule: SchedulerOutput, worker: FakeWorker, kind: str) -> ModelRunnerOutput:
+    def _execute(self, schedule: SchedulerOutput, worker: FakeWorker, kind: str) -> ModelRunnerOutput | None:
         if kind in ("mute", "faulty") and schedule.num_scheduled_tokens:
             self.num_struck += 1
             worker.failed_generation = schedule.generation

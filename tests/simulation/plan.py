@@ -19,7 +19,10 @@ MAX_MODEL_LEN = 48
 
 
 class Want(Struct, kw_only=True):
-    """One request: when it comes (fake seconds), what it asks, and at which tick its client cancels it (0: never)."""
+    """One request: when it comes (fake seconds), what it asks, and at which tick its client cancels it (0: never).
+
+    ``shaped``: it draws under a grammar, so that its steps take two calls.
+    """
 
     at: float
     prompt: tuple[int, ...]
@@ -37,6 +40,7 @@ class Want(Struct, kw_only=True):
     salt: str = ""
     timeout: float | None = None
     cancel: int = 0
+    shaped: bool = False
 
 
 class Fault(Struct, kw_only=True):
@@ -82,7 +86,8 @@ class Plan(Struct, kw_only=True):
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 64
     chunked: bool = True
-    two_phases: bool = False
+    speculates: bool = False
+    """Whether tokens are proposed and verified; every third guess is wrong."""
     codec: bool = True
     """Whether calls and answers cross as bytes, through the real codec, or as they are."""
     reader: int = 1
@@ -147,7 +152,11 @@ def make_plan(seed: int) -> Plan:
             continue
         delay = 12.0 if uniform() < 0.2 else 3.0 * uniform()  # the step's deadline is 10
         faults.append(Fault(kind=kind, at=below(8), delay=delay))
-    depth = (1, 1, 1, 1, 1, 2, 2, 3)[below(8)]
+    depth = (1, 1, 1, 1, 2, 2, 2, 3)[below(8)]
+    chance_of_more = uniform()
+    if chance_of_more > 0.88:
+        for want in wants:
+            want.shaped = uniform() < 0.6 and not want.ignore_eos  # which admission refuses together
     need = max(len(want.prompt) + want.max_tokens for want in wants)
     fewest = -(-need // block_size)
     return Plan(
@@ -161,7 +170,7 @@ def make_plan(seed: int) -> Plan:
         max_num_seqs=2 + below(5) if uniform() < 0.06 else 10,
         max_num_batched_tokens=(10 + below(30)) if uniform() < 0.16 else 200,
         chunked=True,
-        two_phases=depth == 1 and uniform() < 0.04,  # what was computed is drawn before the next step is sent
+        speculates=chance_of_more < 0.12 or chance_of_more > 0.94,
         codec=uniform() < 0.06,
         reader=1 if uniform() < 0.4 else 2 + below(5),
     )

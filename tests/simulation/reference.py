@@ -19,6 +19,7 @@ __all__ = [
     "answer",
     "draw_key",
     "drawn_token",
+    "forbidden",
     "logprob_of",
     "next_word",
     "next_words",
@@ -70,6 +71,14 @@ def text_of(token_ids: Sequence[int]) -> str:
 _LETTERS = "~" + ascii_letters
 
 
+def forbidden(token_ids: Sequence[int]) -> frozenset[int]:
+    """What a grammar forbids after this much of an answer: a third of the tokens, and never the end."""
+    return _THIRDS[sum(token_ids) % 3]
+
+
+_THIRDS = tuple([frozenset(range(1 + rest, VOCAB, 3)) for rest in range(3)])
+
+
 class Answer(NamedTuple):
     """A whole answer: its tokens, text, why it ended ("stop" or "length"), and log-probabilities if any were asked."""
 
@@ -101,6 +110,8 @@ def answer(want: Want, seed: int, choice: int) -> Answer:
     while not finish:
         masked = ends if len(tokens) < want.min_tokens else _NOTHING
         key = draw_key(seed, choice, len(prompt) + len(tokens)) if want.temperature else 0
+        if want.shaped:
+            masked = masked | forbidden(tokens)
         token = drawn_token(total, key, masked)
         tokens.append(token)
         if want.logprobs:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enginebay.messages import ModelRunnerOutput, PromptLogprobs, SchedulerOutput, TokenLogprob
+from enginebay.messages import GrammarOutput, ModelRunnerOutput, PromptLogprobs, SchedulerOutput, TokenLogprob
 from enginebay.worker import RequestTable
 from enginebay.worker.table import Row, ScheduledRow
-from simulation.plan import EOS
+from simulation.plan import EOS, VOCAB
 from simulation.reference import draw_key, drawn_token, logprob_of, next_words, root_word
 
 __all__ = ["FakeWorker", "Violation"]
@@ -35,9 +35,13 @@ class FakeWorker:
         self._owner: dict[int, str] = {}
         self._owned: dict[str, list[int]] = {}
         self._salts: dict[str, str] = {}
+        self._scored: tuple[list[ScheduledRow], tuple[str, ...], str, str] | None = None
 
-    def execute(self, schedule: SchedulerOutput, mute: str = "", faulty: str = "") -> ModelRunnerOutput:
-        """Write the step's tokens, then draw. ``mute`` draws none though it had to, ``faulty`` is told as a fault."""
+    def execute(self, schedule: SchedulerOutput, mute: str = "", faulty: str = "") -> ModelRunnerOutput | None:
+        """Write the step's tokens, then draw, at once or when the masks come.
+
+        ``mute`` draws none though it had to, ``faulty`` is told as a fault.
+        """
         if schedule.generation != self.generation:
             if schedule.generation < self.generation:
                 raise Violation(f"generation {schedule.generation} after {self.generation} on one device")
@@ -46,6 +50,9 @@ class FakeWorker:
             self._owner = {}
             self._owned = {}
             self._salts = {}
+            self._scored = None
+        if self._scored is not None:
+            raise Violation(f"step {schedule.step} comes while the one before it waits for its masks")
         for new in schedule.new:
             self._salts[new.request_id] = new.extra.get("salt", b"").decode()
         for request_id in (*schedule.finished, *schedule.preempted):
@@ -54,6 +61,29 @@ class FakeWorker:
         rows = self._table.begin_step(schedule)
         for one in rows:
             self._write(one)
+        if schedule.constrained:
+            self._scored = rows, schedule.constrained, mute, faulty
+            return None
+        return self._draw_all(rows, {}, mute, faulty)
+
+    def sample(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Draw for the step that was written last, under these masks."""
+        if self._scored is None:
+            raise ValueError("masks came, and no step waits for any")
+        (rows, constrained, mute, faulty), self._scored = self._scored, None
+        masks: dict[str, list[int]] = {}
+        if grammar is not None:
+            size = 4 * grammar.words_per_row
+            for index, request_id in enumerate(grammar.request_ids):
+                bits = int.from_bytes(grammar.bitmask[size * index : size * (index + 1)], "little")
+                masks.setdefault(request_id, []).append(bits)
+        if not masks.keys() <= set(constrained):
+            raise Violation(f"masks for {list(masks)}, and {constrained} are constrained")
+        return self._draw_all(rows, masks, mute, faulty)
+
+    def _draw_all(
+        self, rows: list[ScheduledRow], masks: dict[str, list[int]], mute: str, faulty: str
+    ) -> ModelRunnerOutput:
         sampled: dict[str, tuple[int, ...]] = {}
         logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
         prompt_logprobs: dict[str, PromptLogprobs] = {}
@@ -62,11 +92,12 @@ class FakeWorker:
             if params.prompt_logprobs is not None and one.row.num_computed_tokens + 1 < one.row.num_prompt_tokens:
                 prompt_logprobs[request_id] = self._told_of_prompt(one)
             if one.samples and request_id != mute:
-                total = self._total(one.row, len(one.row.token_ids))
-                token = self._draw(one.row, total)
-                sampled[request_id] = (token,)
+                drawn = self._drawn(one, masks.get(request_id, []))
+                sampled[request_id] = tuple([token for token, _ in drawn])
                 if params.logprobs is not None:
-                    logprobs[request_id] = (TokenLogprob(token_id=token, logprob=logprob_of(total), rank=1),)
+                    logprobs[request_id] = tuple(
+                        [TokenLogprob(token_id=token, logprob=logprob_of(total), rank=1) for token, total in drawn]
+                    )
         faults = {faulty: "its logits are NaN"} if faulty else {}
         return self._table.finish_step(sampled, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -82,13 +113,13 @@ class FakeWorker:
             word = before[at]
         else:
             word = root_word(self._salts[request_id])
-        words = next_words(word, row.token_ids[start : start + one.num_tokens])
+        words = next_words(word, one.token_ids)
         while words:
             block = blocks[index]
             if not slot or self._owner.get(block) != request_id:
                 self._claim(request_id, block, slot)
             here, words = words[: size - slot], words[size - slot :]
-            slots[block][slot : slot + len(here)] = here
+            slots[block][slot:] = here  # what stood behind it were proposals that did not hold
             index, slot = index + 1, 0
 
     def _claim(self, request_id: str, block: int, slot: int) -> None:
@@ -102,12 +133,28 @@ class FakeWorker:
             self._owned.setdefault(request_id, []).append(block)
         self._slots[block] = []
 
-    def _draw(self, row: Row, total: int) -> int:
-        params, known = row.params, len(row.token_ids)
+    def _drawn(self, one: ScheduledRow, masks: list[int]) -> list[tuple[int, int]]:
+        """(token, sum of the words before it), of the row's end and of each proposal that holds."""
+        row, drafts, known = one.row, one.draft_token_ids, len(one.row.token_ids)
+        if masks and len(masks) != 1 + len(drafts):
+            raise Violation(f"{row.request_id} has {len(masks)} masks for {len(drafts)} proposals")
+        drawn: list[tuple[int, int]] = []
+        for depth in range(1 + len(drafts)):
+            total = self._total(row, known + depth)
+            token = self._draw(row, known + depth, total, masks[depth] if masks else -1)
+            drawn.append((token, total))
+            if drafts[depth : depth + 1] != (token,):
+                break
+        return drawn
+
+    def _draw(self, row: Row, known: int, total: int, mask: int) -> int:
+        params = row.params
         masked: tuple[int, ...] = ()
         key = draw_key(row.seed, row.choice, known) if params.temperature else 0
         if known - row.num_prompt_tokens < params.min_tokens:
             masked = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, EOS)
+        if mask != -1:
+            masked = (*masked, *[token for token in range(VOCAB) if not mask >> token & 1])
         return drawn_token(total, key, masked)
 
     def _total(self, row: Row, known: int) -> int:

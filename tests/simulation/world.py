@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -23,11 +24,12 @@ from enginebay.interfaces import (
     WorkerExit,
 )
 from enginebay.kvcache import KVCacheManager
-from enginebay.messages import RequestSummary, SchedulerOutput, StepReport
+from enginebay.messages import ExecuteModel, RequestSummary, SchedulerOutput, StepReport
 from enginebay.runtime import Entropy, Runtime
 from enginebay.scheduling import MechanicsScheduler
 from simulation.clients import Clients
 from simulation.clock import SimClock
+from simulation.grammars import MAX_DRAFTS, grammars_of
 from simulation.invariants import Blocks, check_quiet, check_refill, check_requests, check_schedule, writes_of
 from simulation.network import BYTES, OBJECTS, NoTransport, Pending, SimExecutor, SimSpawner
 from simulation.plan import EOS, MAX_MODEL_LEN, VOCAB, Plan
@@ -122,7 +124,6 @@ class World:
             self.clock,
             self.spawner,
             {fault.at: fault for fault in plan.faults if fault.kind != "die"},
-            two_phases=plan.two_phases,
             wire=wire,
             tick=self.tick,
             on_send=self.on_send,
@@ -153,6 +154,7 @@ class World:
                 watch=self.watch,
                 step_timeout=STEP_TIMEOUT,
                 depth=plan.depth,
+                grammars=grammars_of(),
                 step_every=1 << 30,
                 respawn=self.respawn,
                 max_failed_steps=len(plan.faults) + len(plan.wants) + 2,
@@ -168,13 +170,17 @@ class World:
         context = SchedulerContext(
             options=_NO_OPTIONS,
             limits=self.limits,
-            constraints=_NO_CONSTRAINTS,
+            constraints=_DRAFTS if self.plan.speculates else _NO_CONSTRAINTS,
             kv=self.kv.view(),
             kv_cache=self.kv,
             now=self.clock.now,
+            propose=self._propose if self.plan.speculates else None,
         )
         self.scheduler = MechanicsScheduler(POLICIES[self.plan.policy](context), context)
         return self.scheduler
+
+    def _propose(self, prompt: Sequence[int], output: Sequence[int], at_most: int) -> tuple[int, ...]:
+        return self.clients.propose(prompt, output, at_most)
 
     def tick(self) -> None:
         """Between any two events: what the plan lets happen just here."""
@@ -217,7 +223,11 @@ class World:
             self.last_generation = schedule.generation
             check_refill(self.scheduler)
         self.blocks.check(self.scheduler)
-        earlier = [one.writes for one in self.executor.pending if one.envelope.generation == schedule.generation]
+        earlier = [
+            one.writes
+            for one in self.executor.pending
+            if one.envelope.generation == schedule.generation and isinstance(one.call, ExecuteModel)
+        ]
         if len(earlier) >= self.plan.depth:
             raise Violation(f"{len(earlier)} steps are in flight before one more, and {self.plan.depth} may be")
         if self.plan.depth > 1:
@@ -272,6 +282,7 @@ class World:
 _DEAF = Deaf()
 _NO_OPTIONS = NoOptions()
 _NO_CONSTRAINTS = BatchConstraints()
+_DRAFTS = BatchConstraints(max_tokens_per_step=1 + MAX_DRAFTS)
 _ADMISSION = AdmissionLimits(
     vocab_size=VOCAB, runner="runner", features=frozenset(), check_fits=lambda num_prompt_tokens, max_tokens: None
 )

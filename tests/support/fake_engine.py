@@ -14,11 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec.structs import replace as replace_fields
 from pydantic import Field
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask
 from enginebay.engine.commit import DetokenizerFactory
 from enginebay.engine.core import EngineCore
+from enginebay.engine.grammars import Grammars
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.replies import Generation
 from enginebay.hookspecs import hookimpl
@@ -31,6 +33,7 @@ from enginebay.interfaces import (
     NoOptions,
     Options,
     Policy,
+    Propose,
     RequestView,
     RunnerCapabilities,
     RunnerContext,
@@ -45,6 +48,7 @@ from enginebay.kvcache import KVCacheManager
 from enginebay.messages import (
     Envelope,
     ExecuteModel,
+    GrammarOutput,
     KVCacheGroup,
     KVCacheSpec,
     ModelRunnerOutput,
@@ -57,6 +61,7 @@ from enginebay.messages import (
     SchedulerOutput,
     StepReport,
     StepResult,
+    StructuredOutput,
     TokenLogprob,
 )
 from enginebay.runtime import Runtime, system_runtime
@@ -64,6 +69,7 @@ from enginebay.scheduling import MechanicsScheduler, check_fits
 from enginebay.transport import decode_call, encode, unwrap
 from enginebay.worker import HostDevice, RequestTable, ScheduledRow
 from enginebay.worker.failure import describe_failure
+from support.fake_grammars import FakeCompiler, a_store
 from support.fake_life import FakeLife, read_weights
 from support.fake_logprobs import told_of
 
@@ -85,9 +91,15 @@ def text_token(prompt: Sequence[int], num_output: int, choice: int = 0) -> int:
     return DEFAULT.encode()[num_output % len(DEFAULT)]
 
 
+def answer_of(prompt: Sequence[int], most: int = 200) -> str:
+    """All that ``text_token`` answers, up to the end or so many tokens."""
+    tokens = [text_token(prompt, index) for index in range(most)]
+    return bytes(tokens[: tokens.index(EOS)] if EOS in tokens else tokens).decode()
+
+
 FEATURES = frozenset(
     {"top_k", "top_p", "min_p", "seed", "n", "penalties", "logit_bias", "bad_words", "min_tokens"}
-    | {"logprobs", "prompt_logprobs", "batch_invariant"}
+    | {"logprobs", "prompt_logprobs", "batch_invariant", "grammar"}
 )
 """All that a runner can declare."""
 
@@ -101,12 +113,26 @@ def draw_text(one: ScheduledRow) -> tuple[int, ...]:
     return (text_token(prompt, len(row.token_ids) - row.num_prompt_tokens, row.choice),)
 
 
+def masks_of(grammar: GrammarOutput | None, request_id: str) -> list[int]:
+    """A request's masks as numbers, whose bit i is token i: one for each position that is drawn."""
+    if grammar is None:
+        return []
+    size = 4 * grammar.words_per_row
+    at = [size * index for index, one in enumerate(grammar.request_ids) if one == request_id]
+    return [int.from_bytes(grammar.bitmask[begin : begin + size], "little") for begin in at]
+
+
+def within(mask: int, token: int) -> int:
+    """The token if the mask allows it, else the first that it does."""
+    return token if mask >> token & 1 else (mask & -mask).bit_length() - 1
+
+
 class FakeExecutor(Executor[NoOptions]):
     """Answers every step at once, in the caller's thread, through the real codec.
 
-    ``draw`` is asked for each row that samples. ``before`` is called with each schedule, and may raise; ``faults``
-    maps request ids to what is wrong with them; ``two_phases``: execute_model answers None; ``held``: futures stay
-    open until ``release``.
+    ``draw`` is asked for each row that samples, and again for each proposal that holds; what a mask forbids gives way
+    to the first token that it allows. ``before`` is called with each schedule, and may raise; ``faults`` maps request
+    ids to what is wrong with them. ``calls`` has ("execute" or "sample", step) of each call, in order.
     """
 
     def __init__(self, context: ExecutorContext[NoOptions], draw: Draw = draw_text) -> None:
@@ -115,13 +141,14 @@ class FakeExecutor(Executor[NoOptions]):
         self.draw = draw
         self.before: Callable[[SchedulerOutput], None] = lambda output: None
         self.faults: dict[str, str] = {}
-        self.two_phases = False
         self.reply_generation: int | None = None
         self.steps: list[SchedulerOutput] = []
+        self.calls: list[tuple[str, int]] = []
+        self.masks: list[GrammarOutput | None] = []
         self.keep_steps = True
         self.stopped = 0
         self.step = -1
-        self._drawn: ModelRunnerOutput | None = None
+        self._scored: tuple[int, list[ScheduledRow]] | None = None
 
     def start(self, spec: StartSpec) -> StartResult:
         return StartResult(workers=())
@@ -143,20 +170,47 @@ class FakeExecutor(Executor[NoOptions]):
         return future
 
     def _step(self, call: ExecuteModel | SampleTokens) -> ModelRunnerOutput | None:
-        if isinstance(call, SampleTokens):
-            return self._drawn
         if self.keep_steps:
-            self.steps.append(call.scheduler_output)
-        rows = self.table.begin_step(call.scheduler_output)
-        self.before(call.scheduler_output)
+            self.calls.append(("sample" if isinstance(call, SampleTokens) else "execute", self.step))
+        if isinstance(call, SampleTokens):
+            assert self._scored is not None, "sample_tokens came without a step that waits for its masks"
+            _, rows = self._scored
+            self._scored = None
+            self.masks.append(call.grammar_output)
+            return self._finish(rows, call.grammar_output)
+        output = call.scheduler_output
+        if self._scored is not None and self._scored[0] == output.generation:
+            raise AssertionError(f"step {output.step} came before the masks of the step before it")
+        self._scored = None
+        if self.keep_steps:
+            self.steps.append(output)
+        rows = self.table.begin_step(output)
+        self.before(output)
+        if output.constrained:
+            self._scored = output.generation, rows
+            return None
+        return self._finish(rows, None)
+
+    def _finish(self, rows: list[ScheduledRow], grammar: GrammarOutput | None) -> ModelRunnerOutput:
         faults = {
             one.row.request_id: self.faults[one.row.request_id] for one in rows if one.row.request_id in self.faults
         }
-        drawn = {one.row.request_id: self.draw(one) for one in rows if one.samples}
+        drawn = {one.row.request_id: self._draw(one, grammar) for one in rows if one.samples}
         logprobs, prompt_logprobs = told_of(rows, {k: () if k in faults else ids for k, ids in drawn.items()})
-        output = self.table.finish_step(drawn, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-        self._drawn = output
-        return None if self.two_phases else output
+        return self.table.finish_step(drawn, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _draw(self, one: ScheduledRow, grammar: GrammarOutput | None) -> tuple[int, ...]:
+        masks = masks_of(grammar, one.row.request_id)
+        if not one.draft_token_ids and not masks:
+            return self.draw(one)
+        drawn: list[int] = []
+        for depth in range(1 + len(one.draft_token_ids)):
+            row = replace_fields(one.row, token_ids=[*one.row.token_ids, *drawn])
+            token = self.draw(ScheduledRow(row, 1, True))[0]
+            drawn.append(token if not masks else within(masks[depth], token))
+            if one.draft_token_ids[depth : depth + 1] != (drawn[-1],):
+                break
+        return tuple(drawn)
 
     def health(self) -> ExecutorHealth:
         return ExecutorHealth(alive=True)
@@ -212,7 +266,10 @@ class Bytes:
 
 
 class FakeEngine:
-    """A core with its parts in reach."""
+    """A core with its parts in reach.
+
+    ``constrained``: every request draws under a grammar, which allows what it is answered anyway.
+    """
 
     def __init__(
         self,
@@ -225,6 +282,9 @@ class FakeEngine:
         features: frozenset[str] = frozenset({"top_k", "top_p", "seed"}),
         policy: type[Policy[NoOptions]] = Arrival,
         scheduler: Callable[[SchedulerContext[NoOptions]], Scheduler[NoOptions]] | None = None,
+        propose: Propose | None = None,
+        max_draft_tokens: int = 4,
+        constrained: bool = False,
         detokenizer: DetokenizerFactory = Bytes,
         draw: Draw = draw_text,
         runtime: Runtime | None = None,
@@ -232,6 +292,10 @@ class FakeEngine:
     ) -> None:
         self.runtime = runtime or system_runtime(seed=1)
         self.generation = Generation()
+        self.constrained = constrained
+        if constrained:
+            features = features | {"grammar"}
+            parts.setdefault("grammars", Grammars(a_store(FakeCompiler())))
         context = ExecutorContext(
             options=NoOptions(),
             runtime=self.runtime,
@@ -253,10 +317,11 @@ class FakeEngine:
             scheduling = SchedulerContext(
                 options=NoOptions(),
                 limits=limits,
-                constraints=BatchConstraints(),
+                constraints=BatchConstraints(max_tokens_per_step=1 if propose is None else 1 + max_draft_tokens),
                 kv=self.kv.view(),
                 kv_cache=self.kv,
                 now=self.runtime.clock.now,
+                propose=propose,
             )
             return MechanicsScheduler(policy(scheduling), scheduling) if scheduler is None else scheduler(scheduling)
 
@@ -298,6 +363,8 @@ class FakeEngine:
     ) -> None:
         """Admit a request; ``params`` are sampling parameters, ``ask`` other fields of it."""
         ids = tuple(prompt.encode()) if isinstance(prompt, str) else tuple(prompt)
+        if self.constrained:
+            params.setdefault("structured", StructuredOutput(choice=(answer_of(ids),)))
         self.core.add_request(
             Ask(request_id=request_id, prompt_token_ids=ids, params=SamplingParams(**params), **(ask or {}))
         )
@@ -435,10 +502,10 @@ def fake_model_folder(folder: Path, *, chat: bool = True, max_model_len: int = 5
     from safetensors.numpy import save_file
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    from enginebay.text._detokenizer import _BYTE_OF
+    from enginebay.text._pieces import BYTE_OF
 
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(models.BPE(vocab=dict(_BYTE_OF), merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=dict(BYTE_OF), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])

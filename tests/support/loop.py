@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay.interfaces import BatchConstraints, NoOptions, Policy, RequestView, SchedulerLimits, SchedulerPlugin
+from enginebay.interfaces import (
+    BatchConstraints,
+    NoOptions,
+    Policy,
+    Propose,
+    RequestView,
+    SchedulerLimits,
+    SchedulerPlugin,
+)
 from enginebay.kvcache import KVCacheManager
 from enginebay.messages import SchedulerOutput
 from enginebay.testing import CoreLoop, Load, make_limits
@@ -33,6 +41,7 @@ def loop_of(
     limits: SchedulerLimits | None = None,
     constraints: BatchConstraints | None = None,
     depth: int = 1,
+    propose: Propose | None = None,
 ) -> CoreLoop:
     """A simulated core; ``num_blocks`` counts those that requests can hold."""
     constraints = constraints or BatchConstraints()
@@ -43,7 +52,15 @@ def loop_of(
         reserved_blocks=constraints.reserved_blocks,
     )
     limits = limits or make_limits(max_num_batched_tokens=1000)
-    return CoreLoop(plugin_of(policy), NoOptions(), limits=limits, constraints=constraints, cache=cache, depth=depth)
+    return CoreLoop(
+        plugin_of(policy),
+        NoOptions(),
+        limits=limits,
+        constraints=constraints,
+        cache=cache,
+        depth=depth,
+        propose=propose,
+    )
 
 
 def play(policy: type[Policy[NoOptions]], load: Load, *, depth: int = 1) -> CoreLoop:

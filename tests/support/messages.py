@@ -50,8 +50,10 @@ from enginebay.messages import (
     StartWorkerProfile,
     StepResult,
     StopWorkerProfile,
+    StructuredOutput,
     TensorPiece,
     TokenLogprob,
+    ToolSchema,
     WakeWorker,
     WeightsChunk,
     WeightsSent,
@@ -104,6 +106,15 @@ PARAMS = st.builds(
     truncate_prompt_tokens=st.none() | INTS,
     logprobs=st.none() | INTS,
     prompt_logprobs=st.none() | INTS,
+    structured=st.none()
+    | st.builds(
+        StructuredOutput,
+        json_schema=st.none() | TEXT,
+        regex=st.none() | TEXT,
+        ebnf=st.none() | TEXT,
+        choice=some(TEXT),
+        tools=some(st.builds(ToolSchema, name=TEXT, parameters=TEXT)),
+    ),
 )
 NEW = st.builds(
     NewRequest,

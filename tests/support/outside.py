@@ -25,15 +25,20 @@ def run(*argv: str | Path, cwd: Path, timeout: float = 120) -> str:
     return done.stdout
 
 
-def build_wheel(source: Path, into: Path) -> Path:
-    """The wheel of a source tree, built with the installed hatchling: no network."""
+def build_wheels(sources: Sequence[Path], into: Path) -> list[Path]:
+    """The wheels of source trees, built with the installed hatchling: no network."""
     before = set(into.glob("*.whl"))
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", into),
-        source,
+        *sources,
         cwd=into,
     )
-    [wheel] = set(into.glob("*.whl")) - before
+    return sorted(set(into.glob("*.whl")) - before)
+
+
+def build_wheel(source: Path, into: Path) -> Path:
+    """The wheel of one source tree."""
+    [wheel] = build_wheels([source], into)
     return wheel
 
 
@@ -49,7 +54,7 @@ class Outside:
         venv.create(folder / "env", with_pip=False, symlinks=True)
         self.bin = folder / "env" / "bin"
         site = folder / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-        wheels = [build_wheel(source, folder) for source in sources]
+        wheels = build_wheels(sources, folder)
         self.install(*wheels)
         (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
 

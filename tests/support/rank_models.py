@@ -64,12 +64,12 @@ def run_one(runner: Any, sampling: list[SamplingParams]) -> dict[str, Any]:
     for index, prompt in enumerate(PROMPTS):
         driver.add(str(index), prompt, sampling[index % len(sampling)], seed=index)
     tokens = driver.run(chunk=16)
-    spec = runner.kv_cache_spec().groups[0]
+    groups = runner.kv_cache_spec().groups
     return {
         "tokens": [list(tokens[str(index)]) for index in range(len(PROMPTS))],
         "in_force": runner.in_force(),
-        "layers": list(spec.layers),
-        "bytes_per_block": spec.bytes_per_block,
+        "layers": sorted(layer for group in groups for layer in group.layers),
+        "bytes_per_block": sum(group.bytes_per_block for group in groups),
         "weights": sum(weight.numel() * weight.element_size() for weight in runner._model.parameters()),
         "logprobs": {key: [entry.logprob for entry in entries] for key, entries in driver.logprobs.items()},
         "prompt_logprobs": {

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from enginebay.text._detokenizer import _BYTE_OF
+from enginebay.text._pieces import BYTE_OF
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB, CONTEXT = 64, 96, 4, 2, 16, 2, 300, 128
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -21,7 +21,7 @@ Kind = gguf.GGMLQuantizationType
 
 def vocabulary() -> tuple[list[str], list[str], list[int]]:
     """Tokens, merges and token types: three control tokens, 256 bytes, merges, one user-defined, padding."""
-    tokens = [*SPECIAL, *_BYTE_OF]
+    tokens = [*SPECIAL, *BYTE_OF]
     merges = ["t h", "th e", "i n", "e r", "Ġ t", "Ġt h", "Ġth e", "a n", "an d", "o n"]
     tokens += [m.replace(" ", "") for m in merges] + ["<think>"]
     types = [3] * 3 + [1] * 266 + [4]

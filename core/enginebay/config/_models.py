@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1, strict=True)]  # strict: true is no 1
+Switch = Annotated[bool, Field(strict=True)]  # strict: 1 and "on" are no true
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -115,8 +116,8 @@ class SchedulerConfig(_Used):
         bool, Field(description="Admit a request only when blocks for all it may ever need are free: no preemption.")
     ] = False
     overlap: Annotated[
-        Literal["auto", "on", "off"],
-        Field(description="Schedule the next step while one runs; this version runs steps one after the other."),
+        Switch | Literal["auto"],
+        Field(description="Schedule the next step while one runs; auto: yes, where executor and scheduler can."),
     ] = "auto"
 
 
@@ -137,6 +138,16 @@ class CacheConfig(Section):
         bool | None, Field(description="Reuse the blocks of equal beginnings; unset: yes, if the runner can.")
     ] = None
     hash: Annotated[Literal["sha256"], Field(description="How blocks are named by content.")] = "sha256"
+    offload_bytes: Annotated[
+        int, Field(ge=0, strict=True, description="Host memory for blocks that the device's cache gave up; 0: none.")
+    ] = 0
+
+    @field_validator("offload_bytes")
+    @classmethod
+    def _no_offloading_yet(cls, value: int) -> int:
+        if value:
+            raise ValueError("blocks stay on the device: there is no offloading in this version; leave it out, or 0")
+        return value
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:
@@ -144,6 +155,34 @@ class CacheConfig(Section):
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} say the same thing twice: keep one of them")
         return self
+
+
+class SpeculationConfig(Section):
+    """``[speculation]``: tokens that are proposed beforehand, and verified several in one step."""
+
+    use: Annotated[
+        Literal["off", "ngram"], Field(description="ngram: what followed the last tokens where they stood before.")
+    ] = "off"
+    max_tokens: Annotated[
+        int, Field(ge=1, le=64, strict=True, description="Proposals for one request in one step, at most.")
+    ] = 4
+    ngram_min: Annotated[
+        int, Field(ge=1, le=16, strict=True, description="The fewest last tokens that must have stood before.")
+    ] = 2
+    ngram_max: Annotated[
+        int, Field(ge=1, le=16, strict=True, description="The most last tokens that are looked for, first of all.")
+    ] = 4
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min = {self.ngram_min} is more than ngram_max = {self.ngram_max}")
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        """Proposals for one request in one step, at most; 0: speculation is off."""
+        return 0 if self.use == "off" else self.max_tokens
 
 
 class WorkerConfig(Section):
@@ -248,6 +287,7 @@ class EngineConfig(Section):
     runner: RunnerConfig = RunnerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     worker: WorkerConfig = WorkerConfig()
     extensions: Annotated[
         dict[str, dict[str, Any]], Field(description="A section per extension; presence loads it.")

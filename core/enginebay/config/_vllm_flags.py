@@ -143,7 +143,7 @@ _KEYLESS: Final = (
         """,
     ),
     (
-        "[speculation] is not in this version",
+        '[speculation] use = "ngram" is the one kind here, with max_tokens, ngram_min and ngram_max',
         """
         speculative-config speculative-model num-speculative-tokens speculative-draft-tensor-parallel-size
         speculative-max-model-len speculative-disable-by-batch-size ngram-prompt-lookup-max ngram-prompt-lookup-min

@@ -114,9 +114,9 @@ def switch(text: str) -> bool:
     return text.lower() == "true"
 
 
-def overlap(text: str) -> str:
-    """On is "auto": where executor and runner can."""
-    return "auto" if switch(text) else "off"
+def overlap(text: str) -> str | bool:
+    """On is "auto": where executor and scheduler can."""
+    return "auto" if switch(text) else False
 
 
 def toml(value: str | float | bool) -> str:

@@ -48,7 +48,8 @@ class Collector:
 
     def __init__(self, *, only_ends: bool = False) -> None:
         self._only_ends = only_ends
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._pending: dict[tuple[str, int], PendingDelta] = {}
         self._ready: list[tuple[str, int]] = []
         self._lost: dict[str, EnginebayError] = {}
@@ -56,9 +57,11 @@ class Collector:
 
     def put(self, output: RequestOutput) -> None:
         """Called by the loop."""
-        with self._condition:
+        with self._lock:  # the condition's own, which it would enter by a call of Python's
             key = output.request_id, output.choice
-            pending = self._pending.setdefault(key, PendingDelta())
+            pending = self._pending.get(key)
+            if pending is None:
+                pending = self._pending[key] = PendingDelta()
             is_news = (not pending and not self._only_ends) or (self._only_ends and output.finish_reason is not None)
             pending.add(output)
             if is_news:

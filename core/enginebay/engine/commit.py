@@ -7,13 +7,13 @@ is kept in the ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol, final
 
 from msgspec import Struct
 
 from enginebay.messages import FinishReason, SamplingParams
 
-__all__ = ["Detokenizer", "DetokenizerFactory", "StopStrings", "TextState", "Trimmed", "no_text", "trim"]
+__all__ = ["Detokenizer", "DetokenizerFactory", "Ends", "StopStrings", "TextState", "Trimmed", "no_text", "trim"]
 
 
 class Detokenizer(Protocol):
@@ -44,9 +44,13 @@ class _NoText:
         return ""
 
 
+_NO_TEXT: Final = _NoText()
+"""It keeps nothing, so all share it."""
+
+
 def no_text(skip_special_tokens: bool) -> Detokenizer:
     """A detokenizer for a model that has no tokenizer: its text is always empty."""
-    return _NoText()
+    return _NO_TEXT
 
 
 class StopStrings:
@@ -116,37 +120,66 @@ def _failure_table(pattern: str) -> list[int]:
     return table
 
 
+@final
 class TextState:
-    """A row's way from tokens to text that clients may see."""
+    """A row's way from tokens to text that clients may see; without stop strings, its detokenizer is all of it."""
+
+    __slots__ = ("_longest", "_stops", "detokenizer")
 
     def __init__(self, params: SamplingParams, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
+        self.detokenizer = detokenizer
         self._stops = StopStrings(params.stop) if params.stop else None
         self._longest = max(map(len, params.stop), default=0)
 
     def push(self, token_id: int, *, may_end: bool = True) -> tuple[str, str | None]:
         """The text that this token made final, and the stop string that it completed, if it did and ``may_end``."""
-        text = self._detokenizer.push((token_id,))
+        text = self.detokenizer.push((token_id,))
         if self._stops is None:
             return text, None
         text, stop = self._stops.push(text, may_end=may_end)
         if not may_end or stop is not None:
             return text, stop
-        if self._stops.ends_with_stop(self._detokenizer.ahead(self._longest)):
+        if self._stops.ends_with_stop(self.detokenizer.ahead(self._longest)):
             tail, stop = self.finish()
             text += tail
         return text, stop
 
     def finish(self, *, may_end: bool = True) -> tuple[str, str | None]:
         """All that was held back, at the row's end; it too may complete a stop string."""
-        text = self._detokenizer.finish()
+        text = self.detokenizer.finish()
         if self._stops is None:
             return text, None
         text, stop = self._stops.push(text, may_end=may_end)
         return (text, stop) if stop is not None else (text + self._stops.finish(), None)
 
 
-class Trimmed(Struct, frozen=True, kw_only=True):
+_NONE: Final[frozenset[int]] = frozenset()
+"""One for all: each that a request has of its own is one more for the collector to look at."""
+
+
+class Ends(Struct, frozen=True, gc=False):
+    """What ends a row beside its text: ``eos`` (empty if ignored), its ``stop`` tokens, or the ``most``-th token.
+
+    Of a row it stays the same, so it is worked out once.
+    """
+
+    eos: frozenset[int]
+    stop: frozenset[int]
+    most: int
+
+    @classmethod
+    def of(
+        cls, params: SamplingParams, *, num_prompt_tokens: int, eos_token_ids: frozenset[int], max_model_len: int
+    ) -> Ends:
+        """Of a request as it was asked for."""
+        return cls(
+            eos=_NONE if params.ignore_eos else eos_token_ids,
+            stop=frozenset(params.stop_token_ids) if params.stop_token_ids else _NONE,
+            most=min(params.max_tokens, max_model_len - num_prompt_tokens),
+        )
+
+
+class Trimmed(Struct, frozen=True, kw_only=True, gc=False):
     """What a row gets of the tokens that were drawn for it. ``stop_reason``: the stop token or string; None for eos."""
 
     token_ids: tuple[int, ...]
@@ -155,16 +188,7 @@ class Trimmed(Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
 
 
-def trim(
-    drawn: Sequence[int],
-    *,
-    params: SamplingParams,
-    text: TextState,
-    num_prompt_tokens: int,
-    num_output_tokens: int,
-    eos_token_ids: frozenset[int],
-    max_model_len: int,
-) -> Trimmed:
+def trim(drawn: Sequence[int], *, ends: Ends, min_tokens: int, text: TextState, num_output_tokens: int) -> Trimmed:
     """Take drawn tokens until one ends the request; the rest never existed.
 
     Per token, in this order: eos (unless ignored) and stop tokens, which stay out of the text; a stop string, from the
@@ -178,17 +202,17 @@ def trim(
     for token_id in drawn:
         taken.append(token_id)
         count = num_output_tokens + len(taken)
-        may_end = count >= params.min_tokens
-        if token_id in eos_token_ids and not params.ignore_eos:
+        may_end = count >= min_tokens
+        if token_id in ends.eos:
             finish = FinishReason.STOP
-        elif token_id in params.stop_token_ids:
+        elif token_id in ends.stop:
             finish, stop_reason = FinishReason.STOP, token_id
         else:
             piece, stop = text.push(token_id, may_end=may_end)
             pieces.append(piece)
             if stop is not None:
                 return Trimmed(token_ids=tuple(taken), text="".join(pieces), finish=FinishReason.STOP, stop_reason=stop)
-            if count >= params.max_tokens or num_prompt_tokens + count >= max_model_len:
+            if count >= ends.most:
                 finish = FinishReason.LENGTH
         if finish is not None:
             tail, stop = text.finish(may_end=may_end)

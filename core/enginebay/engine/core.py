@@ -54,6 +54,7 @@ class EngineCore:
             eos_token_ids=parts.eos_token_ids,
             max_model_len=parts.max_model_len,
             on_finished=parts.hooks.request_finished,
+            grammars=parts.grammars,
         )
         self._progress = Progress(self._requests, parts)
         self._pipeline = Pipeline(
@@ -128,7 +129,7 @@ class EngineCore:
         )
         self._num_arrived += len(choices)
         with self._or_die(spare=RequestError):
-            self._scheduler.add_choices(choices)
+            self._scheduler.add_choices(choices if ask.params.structured is None else ())  # else they are held
         with self._or_die():
             for request in choices:
                 self._requests.open(request, operation=operation, now_ns=self._clock.now_ns())
@@ -164,6 +165,8 @@ class EngineCore:
             finished=self._requests.num_finished,
             dropped_replies=self._execution.num_dropped,
             scheduler=scheduler,
+            proposed_tokens=self._requests.num_proposed,
+            accepted_tokens=self._requests.num_accepted,
         )
 
     def status(self) -> ControlDone:
@@ -204,6 +207,7 @@ class EngineCore:
         try:
             if expired := self._requests.expired(self._clock.now()):
                 self._finish(expired, FinishReason.ERROR, error="deadline")
+            self._requests.release(self._scheduler.add_request, self._clock.now_ns())
             try:
                 scheduled = self._run(drain)
             except Setback as setback:
@@ -253,9 +257,11 @@ class EngineCore:
     def _commit(self, flight: InFlight, output: ModelRunnerOutput) -> None:
         """Make the drawn tokens exist, tell the scheduler, tell the observers. Nothing in here waits."""
         check_output(output, flight, self._parts.runner_name, max_tokens=self._parts.max_tokens_per_step)
+        accepted = self._requests.num_accepted
         committed = self._requests.settle(flight, output, self.limits, self._clock.now_ns())
+        accepted = self._requests.num_accepted - accepted
         self._scheduler.update_from_output(flight.scheduled, committed)
-        self._pipeline.finish(flight, sum(map(len, committed.token_ids.values())))
+        self._pipeline.finish(flight, sum(map(len, committed.token_ids.values())), accepted)
 
     def _finish(self, rows: list[Row], finish: FinishReason, error: str | None = None) -> None:
         """End rows from outside, and tell the scheduler."""

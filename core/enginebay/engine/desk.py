@@ -48,7 +48,7 @@ class Desk:
             self._waiting.append(asked)
 
     def turn(self) -> None:
-        """Do what can be done now. No step is in flight."""
+        """Do what can be done now, between two steps of the core; calls on workers queue behind steps in flight."""
         while self._waiting:
             if not self._is_time(self._waiting[0].command):
                 break

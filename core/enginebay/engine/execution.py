@@ -12,7 +12,7 @@ from enginebay.engine.replies import step_result
 from enginebay.engine.steps import InFlight
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung
 from enginebay.interfaces import PendingCall
-from enginebay.messages import ModelRunnerOutput, RankReply, Replies, SchedulerOutput, StepResult
+from enginebay.messages import GrammarOutput, ModelRunnerOutput, RankReply, Replies, SchedulerOutput, StepResult
 from enginebay.transport import DamagedMessage, UnsendableMessage
 
 __all__ = ["Execution"]
@@ -46,6 +46,12 @@ class Execution:
             lambda: self._executor.execute_model(sent, deadline=self._deadline(), traceparent=traceparent),
         )
 
+    def sample(self, step: int, grammar: GrammarOutput | None) -> PendingCall:
+        """Have all ranks draw the tokens of the step that was sent last, and return at once."""
+        return self._sent(
+            "sample_tokens", step, lambda: self._executor.sample_tokens(grammar, deadline=self._deadline())
+        )
+
     def wait(self, flight: InFlight) -> ModelRunnerOutput:
         """The runner's output of the step. It can be called again after an interrupt.
 
@@ -61,16 +67,17 @@ class Execution:
         if not flight.executed_ns:
             replies = self._answer(flight.call, flight, "execute_model")
             flight.executed_ns = self._clock.now_ns()
-            result = self._result(replies, flight.call, flight)
-            if result.output is not None:
+            output = self._result(replies, flight.call, flight).output
+            who = f"in step {flight.step}, {self._parts.runner_name}"
+            if output is not None and flight.sent.constrained:  # or it is the answer to the draw, come too early
+                early = f"{who} drew its tokens before it had their masks"
+                raise Setback(Evidence.FAILED, EngineDead(f"the engine stopped: {early}"), early)
+            if output is not None:
                 flight.sampled_ns = flight.executed_ns
-                return result.output
-        if flight.sampling is None:
-            flight.sampling = self._sent(
-                "sample_tokens",
-                flight.step,
-                lambda: self._executor.sample_tokens(flight.grammar, deadline=self._deadline()),
-            )
+                return output
+            if not flight.sent.constrained:
+                raise EngineDead(f"the engine stopped: {who} did not draw its tokens")
+        assert flight.sampling is not None, "the oldest step has had its masks"
         replies = self._answer(flight.sampling, flight, "sample_tokens")
         flight.sampled_ns = self._clock.now_ns()
         result = self._result(replies, flight.sampling, flight)

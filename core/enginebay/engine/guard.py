@@ -33,6 +33,7 @@ _FIELDS: Final[dict[str, type[object]]] = {
     "resumed": ResumedRequest,
     "finished": str,
     "preempted": str,
+    "constrained": str,
 }
 
 

@@ -178,14 +178,23 @@ class Ledger:
         ``logprobs`` has one entry per token, or none at all; ``prompt_logprobs`` are the next ones of the prompt.
         Raises ``LedgerGap`` when ``from_offset`` is not the row's length, or the row has ended.
         """
-        if row.finish is not None or self._rows.get(row.request_id) is not row:
+        committed = row.committed
+        if row.finish is not None:
             raise LedgerGap(f"request {row.request_id!r} has ended and cannot commit {len(token_ids)} tokens")
-        if from_offset != len(row.committed):
+        if from_offset != len(committed):
             raise LedgerGap(
-                f"request {row.request_id!r}: tokens from offset {from_offset}, but {len(row.committed)} are committed"
+                f"request {row.request_id!r}: tokens from offset {from_offset}, but {len(committed)} are committed"
             )
         assert not logprobs or len(logprobs) == len(token_ids), "log-probabilities of other tokens"
-        row.committed.extend(token_ids)
+        committed.extend(token_ids)
+        if finish is None and not logprobs and not prompt_logprobs:  # as nearly all are, and every field costs
+            return RequestOutput(
+                request_id=row.parent_id or row.request_id,
+                offset=from_offset,
+                choice=row.choice,
+                token_ids=tuple(token_ids),
+                text=text,
+            )
         row.prompt_logprobs_delivered += len(prompt_logprobs)
         row.stop_reason = stop_reason
         if finish is not None:

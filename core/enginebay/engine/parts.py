@@ -10,7 +10,9 @@ import msgspec
 
 from enginebay.engine.admission.admit import AdmissionLimits
 from enginebay.engine.agreement import Agreement
+from enginebay.engine.cache import CacheSeat
 from enginebay.engine.commit import DetokenizerFactory
+from enginebay.engine.grammars import Grammars
 from enginebay.engine.life import Life
 from enginebay.engine.replies import Generation
 from enginebay.engine.watch import WorkerWatch
@@ -22,7 +24,10 @@ __all__ = ["CoreParts", "EngineStats", "Observers", "facts_of"]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How the engine stands: unfinished requests, the scheduler's numbers, and counters since the start."""
+    """How the engine stands: unfinished requests, the scheduler's numbers, and counters since the start.
+
+    ``proposed_tokens`` were verified, and ``accepted_tokens`` of them committed; both 0 without speculation.
+    """
 
     unfinished: int
     steps: int
@@ -30,6 +35,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     dropped_replies: int
     scheduler: SchedulerStats
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Observers(Protocol):
@@ -53,7 +60,8 @@ class CoreParts:
     flight are void. ``watch`` is what the executor reports deaths to.
     ``max_model_len`` is the longest request in tokens, ``step_timeout``, ``stop_timeout``, ``heartbeat`` are seconds,
     ``depth`` is how many steps may be in flight, ``max_tokens_per_step`` how many tokens the runner may draw for one
-    request in one step, ``num_ranks`` how many workers answer to each.
+    request in one step without proposals, ``num_ranks`` how many workers answer to each. ``grammars`` are
+    those of the requests that have one.
 
     ``respawn`` is called when a worker is lost or hung and the generation has been raised: it stops what is left of
     the old workers, tells ``watch`` whom to expect, and returns when new ones are warm; None: a lost worker is the
@@ -92,6 +100,7 @@ class CoreParts:
     request_timeout: float | None = None
     step_every: int = 100
     depth: int = 1
+    grammars: Grammars = field(default_factory=Grammars)
     respawn: Callable[[], None] | None = None
     release: Callable[[], None] = lambda: None
     max_failed_steps: int = 3
@@ -104,6 +113,7 @@ class CoreParts:
     load_timeout: float = 600.0
     drain_timeout: float = 30.0
     agreement: Agreement | None = None
+    cache: CacheSeat = field(default_factory=CacheSeat)
 
 
 def facts_of(parts: CoreParts, figures: EngineStats, state: str) -> dict[str, str]:
@@ -117,7 +127,14 @@ def facts_of(parts: CoreParts, figures: EngineStats, state: str) -> dict[str, st
         "steps": str(figures.steps),
         "committed_tokens": str(figures.committed_tokens),
         "finished": str(figures.finished),
+        "kv_blocks": _cache_words(figures.scheduler),
+        "prefix_hits": f"{figures.scheduler.prefix_hits} of {figures.scheduler.prefix_queries} tokens",
         "generation": str(parts.generation.current),
         "weights": life.version or life.path or ("given" if life.given else "the model's own"),
         "model": parts.model,
     }
+
+
+def _cache_words(stats: SchedulerStats) -> str:
+    used = stats.num_blocks - stats.num_free_blocks
+    return f"{used} of {stats.num_blocks} in use, {stats.num_cached_blocks} with cached content"

@@ -11,8 +11,9 @@ from enginebay.engine.execution import Execution
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.requests import Requests
-from enginebay.engine.steps import InFlight, StepRecorder
-from enginebay.messages import StepReport
+from enginebay.engine.steps import Batch, InFlight, StepRecorder
+from enginebay.errors import PolicyFailed
+from enginebay.messages import SchedulerOutput, StepReport
 
 __all__ = ["Pipeline"]
 
@@ -39,13 +40,19 @@ class Pipeline:
         self._recorder = recorder
 
     def fill(self) -> InFlight | None:
-        """Send steps until as many are in flight as may be; returns the oldest one, None when nothing runs."""
+        """Send steps until as many are in flight as may be; returns the oldest one, None when nothing runs.
+
+        A step whose masks wait for tokens of the steps before it gets them here, once those are committed. Until then
+        nothing is sent behind it: the workers hold its scores.
+        """
         in_flight, depth = self.in_flight, self._parts.depth
-        while len(in_flight) < depth and self._launch():
+        if in_flight and in_flight[-1].owes_masks:
+            self._sample(in_flight[-1])
+        while len(in_flight) < depth and not (in_flight and in_flight[-1].owes_masks) and self._launch():
             pass
         return in_flight[0] if in_flight else None
 
-    def finish(self, flight: InFlight, num_committed_tokens: int) -> None:
+    def finish(self, flight: InFlight, num_committed_tokens: int, num_accepted_tokens: int) -> None:
         """The oldest step was committed: tell the scheduler, the trace and the observers."""
         report = StepReport(
             step=flight.step,
@@ -53,6 +60,8 @@ class Pipeline:
             num_requests=len(flight.rows),
             num_scheduled_tokens=flight.sent.total_num_scheduled_tokens,
             num_committed_tokens=num_committed_tokens,
+            num_proposed_tokens=sum(map(len, flight.drafts.values())),
+            num_accepted_tokens=num_accepted_tokens,
             start_ns=flight.start_ns,
             scheduled_ns=flight.scheduled_ns,
             executed_ns=flight.executed_ns,
@@ -62,6 +71,7 @@ class Pipeline:
         self._scheduler.on_step(report)
         self._recorder.finish(flight, report)
         self._parts.hooks.step_finished(report)
+        self._parts.cache.tell(flight.step, flight.generation)
         self.in_flight.popleft()  # until now it is one that may fail
 
     def drop(self, error: Exception, *, others: Exception | None = None) -> None:
@@ -83,6 +93,8 @@ class Pipeline:
         self.num_steps += 1
         sent = msgspec.structs.replace(scheduled, step=step, generation=generation)
         batch = self._requests.observe(sent, scheduled_ns, self._parts.scheduler_name)
+        if constrained := self._constrained(scheduled, batch):
+            sent = msgspec.structs.replace(sent, constrained=constrained)
         trace = self._recorder.begin(step, start_ns, scheduled_ns)
         flight = InFlight(
             step=step,
@@ -92,6 +104,7 @@ class Pipeline:
             rows=batch.rows,
             starts=batch.starts,
             drawing=batch.drawing,
+            drafts=batch.drafts,
             start_ns=start_ns,
             scheduled_ns=scheduled_ns,
             trace=trace,
@@ -100,6 +113,29 @@ class Pipeline:
         if self._parts.agreement is not None:
             self._parts.agreement.note(sent, self._parts.life.weights_words)
         flight.call = self._execution.send(sent, "" if trace is None else tracing.traceparent(trace.execute))
-        flight.grammar = self._scheduler.get_grammar_bitmask(scheduled)
+        if constrained:
+            self._sample(flight)
         self._requests.link_step(flight)
         return True
+
+    def _constrained(self, scheduled: SchedulerOutput, batch: Batch) -> tuple[str, ...]:
+        """The requests that draw under a grammar: the core's own, and those of a scheduler that has its own masks."""
+        strangers = [request_id for request_id in scheduled.constrained if request_id not in batch.drawing]
+        if strangers:
+            raise PolicyFailed(
+                f"{self._parts.scheduler_name} constrains request {strangers[0]!r}, which draws nothing in this step"
+            )
+        if not self._requests.num_structured:
+            return scheduled.constrained
+        own = [one for one in batch.drawing if batch.rows[one][0].params.structured is not None]
+        return tuple(dict.fromkeys((*own, *scheduled.constrained))) if own else scheduled.constrained
+
+    def _sample(self, flight: InFlight) -> None:
+        """Have a step's tokens drawn under their masks, if these are known: they are made while the step computes."""
+        if flight is not self.in_flight[0] and not flight.knows_masks():
+            return
+        grammar = self._scheduler.get_grammar_bitmask(flight.scheduled)
+        if grammar is None:
+            live = [one for one in flight.sent.constrained if flight.rows[one][0].finish is None]
+            grammar = self._parts.grammars.masks([(one, flight.drafts.get(one, ())) for one in live])
+        flight.sampling = self._execution.sample(flight.step, grammar)

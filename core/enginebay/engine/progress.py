@@ -46,7 +46,7 @@ class Progress:
 
         Raises ``EngineDead`` naming the executor or the runner, ``PolicyFailed`` naming the scheduler.
         """
-        silent = [] if flight is None else _silent_rows(flight)
+        silent = [] if flight is None else flight.silent
         if flight is not None and (silent or self._silent):
             self._count_silent(silent)
         if self._moved():
@@ -128,13 +128,3 @@ class Progress:
         return PolicyFailed(
             f"{what}: {self._parts.scheduler_name} keeps scheduling them, although {len(self._requests)} requests wait"
         )
-
-
-def _silent_rows(flight: InFlight) -> list[str]:
-    """The requests that had to draw in this step, are still live, and got no token."""
-    rows = flight.rows
-    return [
-        request_id
-        for request_id in flight.drawing
-        if (row := rows[request_id][0]).finish is None and len(row.committed) == rows[request_id][1]
-    ]

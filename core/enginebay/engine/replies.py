@@ -63,7 +63,8 @@ def _ranks_at_fault(replies: Replies, num_ranks: int) -> str:
 def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, max_tokens: int) -> None:
     """Raise ``EngineDead`` naming the runner when it answers for something that it was not asked.
 
-    ``max_tokens`` is how many tokens it may draw for one request; for a partial prefill it draws none.
+    ``max_tokens`` is how many tokens it may draw for one request, or one more than its proposals where those are more;
+    for a partial prefill it draws none.
     """
     if len(output.request_ids) != len(output.sampled_token_ids):
         raise EngineDead(
@@ -72,10 +73,15 @@ def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, ma
         )
     if output.faults or output.logprobs or output.prompt_logprobs or output.request_ids != tuple(flight.rows):
         _check_ids(output, flight, runner)
+    all_draw = not flight.drafts and len(flight.drawing) == len(flight.rows)
+    if all_draw and max(map(len, output.sampled_token_ids), default=0) <= max_tokens:
+        return
     for request_id, drawn in zip(output.request_ids, output.sampled_token_ids, strict=True):
-        most = max_tokens if request_id in flight.drawing else 0
+        most = max(max_tokens, 1 + len(flight.drafts.get(request_id, ()))) if request_id in flight.drawing else 0
         if len(drawn) > most:
-            why = f"it declares at most {max_tokens}" if most else "its tokens are not all computed yet"
+            why = "its tokens are not all computed yet"
+            if most:
+                why = f"it declares at most {max_tokens}" if most == max_tokens else f"{most - 1} were proposed"
             raise EngineDead(
                 f"the engine stopped: {runner} drew {len(drawn)} tokens for request {request_id!r} "
                 f"in step {flight.step}; {why}"

@@ -7,25 +7,24 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from opentelemetry.trace import Link
-
 from enginebay.engine.admission.limits import AdmissionLimits
-from enginebay.engine.commit import DetokenizerFactory, TextState, trim
+from enginebay.engine.commit import DetokenizerFactory, Ends, TextState, trim
+from enginebay.engine.grammars import Grammars
 from enginebay.engine.ledger import Ledger, Row
+from enginebay.engine.live import Live
 from enginebay.engine.logprobs import fault_of_told, prompt_news
+from enginebay.engine.observing import observe
 from enginebay.engine.replies import fault_of, fault_of_schedule
-from enginebay.engine.spans import RequestSpans, Timeline, link_to
-from enginebay.engine.steps import Batch, InFlight, starts_of
-from enginebay.errors import PolicyFailed
+from enginebay.engine.spans import RequestSpans, link_to
+from enginebay.engine.steps import Batch, InFlight
+from enginebay.errors import RequestError
 from enginebay.messages import (
     Committed,
     EngineRequest,
     FinishReason,
     ModelRunnerOutput,
-    NewRequest,
     RequestOutput,
     RequestSummary,
-    ResumedRequest,
     SchedulerOutput,
 )
 
@@ -40,8 +39,9 @@ _MANY_DEADLINES: Final = 64
 class Requests:
     """The live requests. What a row's end needs is done in one place, so that no map keeps a dead one.
 
-    ``num_prefilled`` counts the known tokens that were sent to be computed for the first time, ``busy_since`` is when
-    a request came while there was none (monotonic seconds).
+    ``num_prefilled`` counts the known tokens that were sent to be computed for the first time, ``num_proposed`` the
+    proposals that were verified, ``num_accepted`` those of them that were committed, ``num_structured`` the live
+    requests with a grammar; ``busy_since`` is when a request came while there was none (monotonic seconds).
     """
 
     def __init__(
@@ -52,22 +52,23 @@ class Requests:
         eos_token_ids: frozenset[int],
         max_model_len: int,
         on_finished: Callable[[RequestSummary], None],
+        grammars: Grammars | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.num_finished = 0
         self.num_tokens = 0
         self.num_prefilled = 0
+        self.num_proposed = 0
+        self.num_accepted = 0
+        self.num_structured = 0
         self.busy_since = 0.0
         self._spans = spans
         self._detokenizer = detokenizer
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._on_finished = on_finished
-        self._texts: dict[str, TextState] = {}
-        self._timelines: dict[str, Timeline] = {}
-        self._computed: dict[str, int] = {}
-        self._ahead: dict[str, int] = {}
-        """Tokens that steps in flight will draw."""
+        self._grammars = grammars or Grammars()
+        self._live: dict[str, Live] = {}
         self._deadlines: list[tuple[float, int, str]] = []
         self._outputs: list[RequestOutput] = []
 
@@ -96,102 +97,121 @@ class Requests:
         if not len(self.ledger):
             self.busy_since = request.arrival
         row = self.ledger.open(request)
-        self._texts[row.request_id] = text
-        self._timelines[row.request_id] = timeline
+        ends = Ends.of(
+            row.params,
+            num_prompt_tokens=len(row.prompt_token_ids),
+            eos_token_ids=self._eos_token_ids,
+            max_model_len=self._max_model_len,
+        )
+        self._live[row.request_id] = Live(row, text, timeline, ends)
         if row.deadline is not None:
             heapq.heappush(self._deadlines, (row.deadline, row.arrival_number, row.request_id))
+        if request.params.structured is not None:
+            self.num_structured += 1
+            self._grammars.hold(request)
         return row
+
+    def release(self, give: Callable[[EngineRequest], None], now_ns: int) -> None:
+        """Give those to the scheduler whose grammars have become ready. One that cannot be used ends its request."""
+        for request, fault in self._grammars.released():
+            try:
+                if fault is None:
+                    give(request)
+            except RequestError as error:
+                fault = str(error)
+            if fault is not None:
+                self.end(self._live[request.request_id].row, FinishReason.ERROR, now_ns, error=fault)
 
     def observe(self, sent: SchedulerOutput, now_ns: int, scheduler: str) -> Batch:
         """Note what a schedule says of each request."""
-        for request_id in sent.preempted:
-            if (row := self.ledger.get(request_id)) is not None:
-                row.preemptions += 1
-                self._timelines[request_id].event("preempted", now_ns)
-        begins: tuple[NewRequest | ResumedRequest, ...] = (*sent.new, *sent.resumed)
-        for begun in begins:
-            if (row := self.ledger.get(begun.request_id)) is None:
-                continue
-            if row.request_id in self._computed:  # also as new, by a fresh scheduler
-                row.recomputed_tokens += max(0, self._computed[row.request_id] - begun.num_computed_tokens)
-            else:
-                row.cached_tokens = min(begun.num_computed_tokens, len(row.prompt_token_ids))
-        batch = Batch({}, starts_of(sent), {})
-        for request_id, count in sent.num_scheduled_tokens.items():
-            known, start = self.ledger.get(request_id), batch.starts.get(request_id)
-            if known is None or start is None:
-                fault = "which has ended or never came" if known is None else "and did not say how it runs"
-                raise PolicyFailed(f"{scheduler} scheduled request {request_id!r} in step {sent.step}, {fault}")
-            ahead, num_known = self._ahead.get(request_id, 0), len(known.prompt_token_ids) + len(known.committed)
-            batch.rows[request_id] = (known, len(known.committed) + ahead)
-            before, end = self._computed.get(request_id, 0), start + count
-            if end >= num_known + ahead:
-                self._ahead[request_id] = ahead + 1
-                batch.drawing[request_id] = None
-            if end > before:
-                self._computed[request_id] = end
-                if before < num_known:
-                    self.num_prefilled += min(end, num_known) - before
-            timeline = self._timelines[request_id]
-            timeline.last_step = sent.step
-            if timeline.scheduled_ns is None:
-                timeline.scheduled_ns, timeline.first_step = now_ns, sent.step
-                timeline.event("scheduled", now_ns)
+        batch, num_prefilled = observe(self._live, sent, now_ns, scheduler)
+        self.num_prefilled += num_prefilled
         return batch
 
     def settle(self, flight: InFlight, output: ModelRunnerOutput, limits: AdmissionLimits, now_ns: int) -> Committed:
         """Make a step's drawn tokens exist, row by row; returns what the scheduler is told. Nothing in here waits."""
-        drawn_by_id = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
-        recorded = flight.context is not None
-        tokens: dict[str, tuple[int, ...]] = {}
-        finished: dict[str, FinishReason] = {}
-        for request_id, (row, offset) in flight.rows.items():
+        sampled: Sequence[tuple[int, ...]] = output.sampled_token_ids
+        if output.request_ids != tuple(flight.rows):
+            drawn_by_id = dict(zip(output.request_ids, sampled, strict=True))
+            sampled = [drawn_by_id.get(request_id, ()) for request_id in flight.rows]
+        tokens_alone = not (output.faults or output.logprobs or output.prompt_logprobs)
+        vocab_size, lives, commit, outputs = limits.vocab_size, self._live, self.ledger.commit, self._outputs
+        committed, num_plain = Committed(), 0
+        tokens = committed.token_ids
+        for (request_id, (row, offset)), drawn in zip(flight.rows.items(), sampled, strict=True):
             if row.finish is not None:  # aborted while the step ran
                 continue
-            if request_id in flight.drawing:
-                self._ahead[request_id] -= 1
-            drawn = drawn_by_id.get(request_id, ())
-            fault = fault_of(request_id, output, drawn, limits) or fault_of_schedule(row, flight)
-            if not fault and (row.params.logprobs is not None or row.params.prompt_logprobs is not None):
-                start = flight.starts[request_id]
-                end = start + flight.sent.num_scheduled_tokens[request_id]
-                fault = fault_of_told(row, drawn, (start, end), output, limits)
-            link = self._link_of_ending(request_id, flight) if recorded else None
-            finish: FinishReason | None = None
-            if fault:
-                finish = FinishReason.ERROR
-                self.end(row, finish, now_ns, error=fault)
-            elif drawn:
-                tokens[request_id], finish = self._commit(row, offset, drawn, output, now_ns)
-            elif news := prompt_news(row, output):
-                self._outputs.append(self.ledger.commit(row, offset, (), prompt_logprobs=news))
-            if finish is not None:
-                finished[request_id] = finish
-                if link is not None:
-                    flight.links.append(link)
-        return Committed(token_ids=tokens, finished=finished)
+            live = lives[request_id]
+            if tokens_alone and live.goes_on(drawn, offset, vocab_size):
+                live.ahead -= 1
+                outputs.append(commit(row, offset, drawn, text=live.text.detokenizer.push(drawn)))
+                tokens[request_id] = drawn
+                num_plain += 1
+            else:
+                self._settle_row(live, offset, drawn, flight, output, limits, now_ns, committed)
+        self.num_tokens += num_plain
+        return committed
 
     def void(self, now_ns: int) -> list[EngineRequest]:
-        """No step in flight happened. Returns the live requests, in order of arrival, for a fresh scheduler."""
-        self._ahead.clear()
-        for row in self.ledger:
-            row.recoveries += 1
-            self._timelines[row.request_id].event("requeued", now_ns)
-        return [row.request() for row in self.ledger]
+        """No step in flight happened. Returns the live requests, in order of arrival, for a fresh scheduler.
+
+        Those that wait for their grammars have never been given to one. The other grammars stand where the ledger does.
+        """
+        for live in self._live.values():
+            live.ahead, live.verifying = 0, False
+            live.row.recoveries += 1
+            live.timeline.event("requeued", now_ns)
+        return [row.request() for row in self.ledger if not self._grammars.holds(row.request_id)]
+
+    def _settle_row(
+        self,
+        live: Live,
+        offset: int,
+        drawn: tuple[int, ...],
+        flight: InFlight,
+        output: ModelRunnerOutput,
+        limits: AdmissionLimits,
+        now_ns: int,
+        committed: Committed,
+    ) -> None:
+        """Settle one row whatever came of it, and note it in ``committed``."""
+        row, request_id = live.row, live.row.request_id
+        if request_id in flight.drawing:
+            live.ahead -= 1
+            live.verifying = False
+        fault = fault_of(request_id, output, drawn, limits) or fault_of_schedule(row, flight)
+        if not fault and (row.params.logprobs is not None or row.params.prompt_logprobs is not None):
+            start = flight.starts[request_id]
+            end = start + flight.sent.num_scheduled_tokens[request_id]
+            fault = fault_of_told(row, drawn, (start, end), output, limits)
+        if not fault and drawn and row.params.structured is not None:
+            fault = self._grammars.fault(request_id, drawn)
+        finish: FinishReason | None = None
+        if fault:
+            finish = FinishReason.ERROR
+            self.end(row, finish, now_ns, error=fault)
+        elif drawn:
+            taken, finish = self._commit(live, offset, drawn, output, now_ns)
+            committed.token_ids[request_id] = taken
+            if request_id in flight.drafts:
+                self.num_proposed += len(flight.drafts[request_id])
+                self.num_accepted += len(taken) - 1
+        else:
+            if request_id in flight.drawing:
+                flight.silent.append(request_id)
+            if news := prompt_news(row, output):
+                self._outputs.append(self.ledger.commit(row, offset, (), prompt_logprobs=news))
+        if finish is not None:
+            committed.finished[request_id] = finish
+            if flight.context is not None and live.timeline.first_step != flight.step:  # else it has the link already
+                flight.links.append(link_to(live.timeline))
 
     def _commit(
-        self, row: Row, offset: int, drawn: Sequence[int], output: ModelRunnerOutput, now_ns: int
+        self, live: Live, offset: int, drawn: Sequence[int], output: ModelRunnerOutput, now_ns: int
     ) -> tuple[tuple[int, ...], FinishReason | None]:
         """Trim what was drawn, and make the rest exist; returns it, and why the row ended, if it did."""
-        taken = trim(
-            drawn,
-            params=row.params,
-            text=self._texts[row.request_id],
-            num_prompt_tokens=len(row.prompt_token_ids),
-            num_output_tokens=offset,
-            eos_token_ids=self._eos_token_ids,
-            max_model_len=self._max_model_len,
-        )
+        row, timeline = live.row, live.timeline
+        taken = trim(drawn, ends=live.ends, min_tokens=row.params.min_tokens, text=live.text, num_output_tokens=offset)
         logprobs = () if row.params.logprobs is None else output.logprobs[row.request_id][: len(taken.token_ids)]
         self._outputs.append(
             self.ledger.commit(
@@ -206,7 +226,6 @@ class Requests:
             )
         )
         self.num_tokens += len(taken.token_ids)
-        timeline = self._timelines[row.request_id]
         if timeline.first_token_ns is None:
             timeline.first_token_ns = now_ns
             timeline.event("first_token", now_ns)
@@ -217,7 +236,7 @@ class Requests:
     def end(self, row: Row, finish: FinishReason, now_ns: int, *, error: str | None = None) -> None:
         """End a row by other means than its tokens; text that was held back goes out with it."""
         may_end = len(row.committed) >= row.params.min_tokens
-        text, _ = self._texts[row.request_id].finish(may_end=may_end)
+        text, _ = self._live[row.request_id].text.finish(may_end=may_end)
         self._outputs.append(self.ledger.end(row, finish, text=text, error=error))
         self._close(row, now_ns)
 
@@ -244,22 +263,17 @@ class Requests:
         if flight.context is None:
             return
         for request_id in flight.rows:
-            timeline = self._timelines[request_id]
+            timeline = self._live[request_id].timeline
             timeline.last_step_context = flight.context
             if timeline.first_step == flight.step:
                 timeline.first_step_context = flight.context
                 flight.links.append(link_to(timeline))
 
-    def _link_of_ending(self, request_id: str, flight: InFlight) -> Link | None:
-        """The link for a recorded step in which the request may end; None when the step has it already."""
-        timeline = self._timelines[request_id]
-        return None if timeline.first_step == flight.step else link_to(timeline)
-
     def _close(self, row: Row, now_ns: int) -> None:
         self.num_finished += 1
-        del self._texts[row.request_id]
-        self._computed.pop(row.request_id, None)
-        self._ahead.pop(row.request_id, None)
+        if row.params.structured is not None:
+            self.num_structured -= 1
+            self._grammars.close(row.request_id)
         if len(self._deadlines) > 2 * len(self.ledger) + _MANY_DEADLINES:
             self._deadlines = [
                 (live.deadline, live.arrival_number, live.request_id)
@@ -267,4 +281,6 @@ class Requests:
                 if live.deadline is not None
             ]
             heapq.heapify(self._deadlines)
-        self._on_finished(self._spans.close(row, self._timelines.pop(row.request_id), now_ns))
+        live = self._live.pop(row.request_id)
+        live.timeline.last_step = live.last_step
+        self._on_finished(self._spans.close(row, live.timeline, now_ns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from opentelemetry import trace
@@ -47,12 +47,18 @@ class Timeline:
     last_step: int | None = None
     first_step_context: SpanContext | None = None
     last_step_context: SpanContext | None = None
-    events: list[tuple[str, int]] = field(default_factory=list)
+    events: tuple[tuple[str, int], ...] = ()
+
+    def scheduled(self, step: int, now_ns: int) -> None:
+        """Note the first step that the request is part of; of later calls nothing is noted."""
+        if self.scheduled_ns is None:
+            self.scheduled_ns, self.first_step = now_ns, step
+            self.event("scheduled", now_ns)
 
     def event(self, name: str, now_ns: int) -> None:
         """Note an event; past a bound they are counted elsewhere and no more listed."""
         if len(self.events) < _MAX_EVENTS:
-            self.events.append((name, now_ns))
+            self.events += ((name, now_ns),)
 
 
 class RequestSpans:

@@ -13,9 +13,9 @@ from enginebay import tracing
 from enginebay.engine.ledger import Row
 from enginebay.engine.spans import WallTime
 from enginebay.interfaces import PendingCall
-from enginebay.messages import GrammarOutput, SchedulerOutput, SchedulerStats, StepReport
+from enginebay.messages import SchedulerOutput, SchedulerStats, StepReport
 
-__all__ = ["Batch", "InFlight", "StepRecorder", "StepVoid", "starts_of"]
+__all__ = ["Batch", "InFlight", "StepRecorder", "StepVoid", "drafts_of", "starts_of"]
 
 
 class StepVoid(Exception):
@@ -36,21 +36,29 @@ class Batch(NamedTuple):
     """What the ledger says of the requests of a step.
 
     ``rows`` has each of them with the offset at which its next token belongs, ``starts`` how many of its tokens are
-    computed before the step; ``drawing`` are those that reach the end of what is known of them, and so must draw.
+    computed before the step; ``drawing`` are those that reach the end of what is known of them, and so must draw;
+    ``drafts`` has the proposals of those that have any.
     """
 
     rows: dict[str, tuple[Row, int]]
     starts: dict[str, int]
     drawing: dict[str, None]
+    drafts: dict[str, tuple[int, ...]]
+
+
+def drafts_of(sent: SchedulerOutput) -> dict[str, tuple[int, ...]]:
+    """The proposals of each request that has any in this step."""
+    return {running.request_id: running.draft_token_ids for running in sent.running if running.draft_token_ids}
 
 
 @dataclass(kw_only=True, slots=True)
 class InFlight:
     """One step that was sent to the workers and has not been committed.
 
-    ``scheduled`` is the scheduler's own object, ``sent`` the same stamped with our step and generation; ``rows``,
-    ``starts`` and ``drawing`` are the fields of its ``Batch``. ``call`` is None until it was sent. Marks are monotonic
-    nanoseconds.
+    ``scheduled`` is the scheduler's own object, ``sent`` the same with our step, generation and constrained requests;
+    ``rows``, ``starts``, ``drawing`` and ``drafts`` are the fields of its ``Batch``. ``call`` is None until it was
+    sent, and so is ``sampling``, the second call of a step that draws under grammars. ``silent`` are the live requests
+    that had to draw and got no token, once it is committed. Marks are monotonic nanoseconds.
     """
 
     step: int
@@ -60,15 +68,26 @@ class InFlight:
     rows: dict[str, tuple[Row, int]]
     starts: dict[str, int]
     drawing: dict[str, None]
+    drafts: dict[str, tuple[int, ...]]
     start_ns: int
     scheduled_ns: int
     call: PendingCall | None = None
-    grammar: GrammarOutput | None = None
     sampling: PendingCall | None = None
     executed_ns: int = 0
     sampled_ns: int = 0
+    silent: list[str] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
     trace: StepTrace | None = None
+
+    @property
+    def owes_masks(self) -> bool:
+        """Whether the workers keep its scores until they are told what may be drawn."""
+        return bool(self.sent.constrained) and self.sampling is None
+
+    def knows_masks(self) -> bool:
+        """Whether all that its constrained requests drew in earlier steps is committed: only then are masks known."""
+        rows = (self.rows[request_id] for request_id in self.sent.constrained)
+        return all(row.finish is not None or len(row.committed) == offset for row, offset in rows)
 
     @property
     def context(self) -> SpanContext | None:
@@ -111,6 +130,9 @@ class StepRecorder:
         if span.is_recording():
             span.set_attributes(_attributes(flight, report.stats))
             span.set_attribute(tracing.TOKENS_COMMITTED, report.num_committed_tokens)
+            if flight.drafts:
+                span.set_attribute(tracing.TOKENS_PROPOSED, report.num_proposed_tokens)
+                span.set_attribute(tracing.TOKENS_ACCEPTED, report.num_accepted_tokens)
         span.end(self._wall(report.end_ns))
 
     def fail(self, flight: InFlight, error: BaseException, now_ns: int) -> None:

@@ -35,6 +35,7 @@ from enginebay.messages._control import (
     ControlDone,
     Drain,
     ReadStatus,
+    ResetPrefixCache,
     Resume,
     Sleep,
     StartProfile,
@@ -104,6 +105,7 @@ from enginebay.messages._steps import (
     RunningRequest,
     SchedulerOutput,
 )
+from enginebay.messages._structured import StructuredOutput, ToolSchema
 from enginebay.messages._workers import (
     DeviceMemory,
     KVCacheGroup,
@@ -179,6 +181,7 @@ __all__ = [
     "Replies",
     "RequestOutput",
     "RequestSummary",
+    "ResetPrefixCache",
     "Result",
     "Resume",
     "ResumedRequest",
@@ -201,11 +204,13 @@ __all__ = [
     "StopEngine",
     "StopProfile",
     "StopWorkerProfile",
+    "StructuredOutput",
     "Submit",
     "Taken",
     "TensorPiece",
     "ToFront",
     "TokenLogprob",
+    "ToolSchema",
     "UpdateWeights",
     "Usage",
     "WakeUp",

@@ -51,6 +51,10 @@ class UpdateWeights(Struct, frozen=True, kw_only=True, tag="update_weights"):
     version: str = ""
 
 
+class ResetPrefixCache(Struct, frozen=True, kw_only=True, tag="reset_prefix_cache"):
+    """Forget what the KV cache holds of texts that were. Refused, and nothing is changed, while blocks are in use."""
+
+
 class CallWorkers(Struct, frozen=True, kw_only=True, tag="call_workers"):
     """Call a method of a worker extension that the config names: ``method`` is "extension.method".
 
@@ -74,7 +78,17 @@ class StopProfile(Struct, frozen=True, kw_only=True, tag="stop_profile"):
 
 
 Control = (
-    ReadStatus | Drain | Resume | StopEngine | Sleep | WakeUp | UpdateWeights | CallWorkers | StartProfile | StopProfile
+    ReadStatus
+    | Drain
+    | Resume
+    | StopEngine
+    | Sleep
+    | WakeUp
+    | UpdateWeights
+    | ResetPrefixCache
+    | CallWorkers
+    | StartProfile
+    | StopProfile
 )
 
 

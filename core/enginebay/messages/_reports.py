@@ -8,7 +8,11 @@ from enginebay.messages._requests import FinishReason, Usage
 
 
 class SchedulerStats(Struct, frozen=True, kw_only=True):
-    """How a scheduler stands: queue lengths, KV cache use, and counters since the start."""
+    """How a scheduler stands: queue lengths, KV cache use, and counters since the start.
+
+    ``prefix_queries`` counts the tokens of requests that looked for a cached prefix, each at its first admission only,
+    and ``prefix_hits`` those that were found. ``evictions`` are cached blocks that were handed out again.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -17,6 +21,8 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    num_cached_blocks: int = 0
+    evictions: int = 0
 
     @property
     def kv_usage(self) -> float:
@@ -25,7 +31,10 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
 
 
 class StepReport(Struct, frozen=True, kw_only=True):
-    """One finished step. Times are nanoseconds of the monotonic clock, in the order in which they come."""
+    """One finished step. Times are nanoseconds of the monotonic clock, in the order in which they come.
+
+    ``num_proposed_tokens`` were verified in it, ``num_accepted_tokens`` of them are among those committed.
+    """
 
     step: int
     generation: int
@@ -37,6 +46,8 @@ class StepReport(Struct, frozen=True, kw_only=True):
     executed_ns: int
     end_ns: int
     stats: SchedulerStats
+    num_proposed_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class RequestSummary(Struct, frozen=True, kw_only=True):

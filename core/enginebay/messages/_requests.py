@@ -1,10 +1,15 @@
-"""What a client asks of the engine, and what it gets back."""
+"""What a client asks of the engine, and what it gets back.
+
+Of what there is one per request or token, none can be part of a cycle, and the collector need not look at it.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from msgspec import Struct, field
+
+from enginebay.messages._structured import StructuredOutput
 
 
 class FinishReason(StrEnum):
@@ -16,7 +21,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """How one request's tokens are drawn, and when it ends.
 
     ``temperature`` 0 (the default) is greedy. ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0.0 switch those filters off;
@@ -38,6 +43,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``logprobs``: the log-probability of each drawn token and of so many likeliest ones beside it, of the model's own
     distribution (before penalties, bias, temperature and filters); ``prompt_logprobs`` the same for the prompt.
+
+    ``structured`` gives the answer's shape: no token is drawn that leaves it, and when it is complete the answer ends.
     """
 
     max_tokens: int = 256
@@ -61,9 +68,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: StructuredOutput | None = None
 
 
-class EngineRequest(Struct, frozen=True, kw_only=True):
+class EngineRequest(Struct, frozen=True, kw_only=True, gc=False):
     """One request as the engine core keeps it, validated and tokenized.
 
     ``arrival`` is the monotonic time (seconds) and ``arrival_number`` the order in which requests came;
@@ -92,7 +100,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     extra: dict[str, bytes] = field(default_factory=dict)
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens that a request cost; committed tokens are counted once, work done again is counted apart."""
 
     prompt_tokens: int = 0
@@ -102,7 +110,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     preemptions: int = 0
 
 
-class TokenLogprob(Struct, frozen=True, kw_only=True):
+class TokenLogprob(Struct, frozen=True, kw_only=True, gc=False):
     """One token's natural log-probability under the model's own distribution, and the likeliest ones at its place.
 
     ``rank`` is 1 for the likeliest; ties count for the lower id. ``top`` holds (token id, log-probability), best first,
@@ -115,7 +123,7 @@ class TokenLogprob(Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class RequestOutput(Struct, frozen=True, kw_only=True):
+class RequestOutput(Struct, frozen=True, kw_only=True, gc=False):
     """New tokens of one choice of a request: a delta that starts at ``offset`` generated tokens.
 
     Offsets are gapless. ``text`` is the text that these tokens made final (never half a character); it can lag behind

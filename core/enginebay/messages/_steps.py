@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from enginebay.messages._requests import FinishReason, SamplingParams, TokenLogprob
 
 
-class NewRequest(Struct, frozen=True, kw_only=True):
+class NewRequest(Struct, frozen=True, kw_only=True, gc=False):
     """A request that the runner has not seen: everything it must know.
 
     ``block_ids`` has one tuple per KV-cache group; entry i holds token positions ``i * block_size`` onwards.
@@ -26,20 +26,27 @@ class NewRequest(Struct, frozen=True, kw_only=True):
     extra: dict[str, bytes] = field(default_factory=dict)
 
 
-class RunningRequest(Struct, frozen=True, kw_only=True):
+class RunningRequest(Struct, frozen=True, kw_only=True, gc=False):
     """A request that the runner holds and that runs in this step: blocks are appended, one tuple per group.
 
     ``num_computed_tokens`` is where this step starts; ``new_token_ids`` are committed tokens that this runner did not
-    draw itself (pipeline stages before the last one, verified proposals).
+    draw itself (pipeline stages before the last one).
+
+    ``draft_token_ids`` are proposals: they stand behind the last known token in this step alone, and
+    ``num_scheduled_tokens`` counts them. The runner draws the model's own token after the last known token and after
+    each proposal, as if the tokens before it had been drawn one by one, for as long as what it draws is what was
+    proposed: it answers with 1 to ``len(draft_token_ids) + 1`` tokens. What the cache holds of a rejected proposal is
+    overwritten by a later step, whose ``num_computed_tokens`` says where the request really stands.
     """
 
     request_id: str
     num_computed_tokens: int
     new_block_ids: tuple[tuple[int, ...], ...] = ()
     new_token_ids: tuple[int, ...] = ()
+    draft_token_ids: tuple[int, ...] = ()
 
 
-class ResumedRequest(Struct, frozen=True, kw_only=True):
+class ResumedRequest(Struct, frozen=True, kw_only=True, gc=False):
     """A request that was preempted and runs again: its blocks are *replaced*, its tokens are prompt + committed."""
 
     request_id: str
@@ -55,6 +62,9 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
     batch, running requests before new ones. A request draws a token in this step when its computed tokens plus its
     scheduled ones reach the end of what is known of it; one that does not (a partial prefill) answers with none.
     ``finished`` and ``preempted`` are ids whose state the runner drops or parks before it looks at the rest.
+    ``constrained`` are requests of this step that draw under a grammar. Where there are any, the runner keeps the
+    scores, ``execute_model`` answers None, and ``sample_tokens`` with their masks comes before the next
+    ``execute_model``.
     """
 
     step: int
@@ -66,6 +76,12 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
     preempted: tuple[str, ...] = ()
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     annex: dict[str, bytes] = field(default_factory=dict)
+    constrained: tuple[str, ...] = ()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Proposals of the whole batch."""
+        return sum(len(entry.draft_token_ids) for entry in self.running)
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -74,7 +90,11 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
 
 
 class GrammarOutput(Struct, frozen=True, kw_only=True):
-    """Which tokens each constrained request may draw: packed bits, 32 token ids a word, one row per request id."""
+    """Which tokens each constrained request may draw: packed bits, 32 token ids a word, one row per request id.
+
+    A request with proposals stands once for each position that is drawn (one more than its proposals), in their
+    order: row j is what may follow its known tokens and the first j proposals.
+    """
 
     request_ids: tuple[str, ...] = ()
     bitmask: bytes = b""

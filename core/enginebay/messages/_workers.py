@@ -112,9 +112,11 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
 
 
 class KVCacheGroup(Struct, frozen=True, kw_only=True):
-    """Layers whose blocks are handed out together. ``kind`` is "full" or "sliding" (with its ``window`` in tokens).
+    """Layers whose blocks are handed out together. ``kind`` is "full" or "sliding_window", with its ``window``.
 
-    ``bytes_per_block`` counts the keys and values of ``block_size`` tokens in all layers of the group on one rank.
+    ``window``: tokens that a token sees, its own included; blocks that fell out of it come back, and the null block
+    (id 0, which is then reserved) stands in their places of the table: neither may be read. ``bytes_per_block`` counts
+    the keys and values of ``block_size`` tokens in all layers of the group on one rank; a rank without any has 0.
     """
 
     layers: tuple[int, ...]
@@ -125,11 +127,24 @@ class KVCacheGroup(Struct, frozen=True, kw_only=True):
 
 
 class KVCacheSpec(Struct, frozen=True, kw_only=True):
-    """What the runner needs of the KV cache. ``num_blocks`` is set when the runner fixes it itself."""
+    """What the runner needs of the KV cache: the same groups, in the same order, on every rank.
+
+    ``num_blocks`` is set when the runner fixes it itself. The groups' ids are of one pool, and each is of one group at
+    a time. ``bytes_per_block`` is what an id costs on this rank where groups share memory; None: each id has its place
+    in every group, and costs their sum.
+    """
 
     groups: tuple[KVCacheGroup, ...]
     num_blocks: int | None = None
     reserved_blocks: int = 0
+    bytes_per_block: int | None = None
+
+    @property
+    def cost_per_block(self) -> int:
+        """Bytes that one id costs on this rank, in all groups together."""
+        if self.bytes_per_block is not None:
+            return self.bytes_per_block
+        return sum(group.bytes_per_block for group in self.groups)
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from enginebay.interfaces import Executor
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
     from enginebay.interfaces import ExecutorContext
+    from enginebay.kvcache import CacheEventBatch
     from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo
 
 _LOG = logging.getLogger("enginebay")
@@ -111,6 +112,10 @@ class Hooks:
     def request_finished(self, summary: RequestSummary) -> None:
         """A request ended."""
         self._tell("enginebay_request_finished", summary=summary)
+
+    def cache_events(self, batch: CacheEventBatch) -> None:
+        """Something happened to the content of a KV cache."""
+        self._tell("enginebay_cache_events", batch=batch)
 
     def _in_order(self, hook: str) -> list[_Listener]:
         return sorted(self._listeners.get(hook, ()), key=lambda one: one.order)

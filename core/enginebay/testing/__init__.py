@@ -6,12 +6,13 @@ Subclass a suite in your own tests, or run all of it on an installed plugin by n
 """
 
 from enginebay.testing._executor_suite import ExecutorSuite
-from enginebay.testing._loads import Load, make_limits, make_request, random_load
+from enginebay.testing._loads import Load, enliven, make_limits, make_request, random_load
 from enginebay.testing._loop import CoreLoop
 from enginebay.testing._runner_driver import RunnerDriver
 from enginebay.testing._runner_start import StartedRunner, start_runner
 from enginebay.testing._runner_suite import RunnerSuite
 from enginebay.testing._scheduler_suite import SchedulerSuite
+from enginebay.testing._sim import guess
 
 __all__ = [
     "CoreLoop",
@@ -21,6 +22,8 @@ __all__ = [
     "RunnerSuite",
     "SchedulerSuite",
     "StartedRunner",
+    "enliven",
+    "guess",
     "make_limits",
     "make_request",
     "random_load",

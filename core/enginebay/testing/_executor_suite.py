@@ -123,7 +123,7 @@ class ExecutorSuite(SeveralRanks, Faults):
         assert order == list(range(50))
 
     def test_submit_returns_while_the_worker_is_busy(self, running: ExecutorDriver) -> None:  # NONBLOCK
-        depth = max(1, running.plugin.capabilities.max_in_flight)
+        depth = 2 * max(1, running.plugin.capabilities.max_in_flight)  # a step is one call, or two
         steps = [running.next_step(b"hold") for _ in range(depth)]
         futures: list[Future[Replies]] = []
         submitting = threading.Thread(target=lambda: futures.extend(running.submit(step) for step, _ in steps))

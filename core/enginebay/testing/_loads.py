@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from random import Random
+
+from msgspec import structs
 
 from enginebay.errors import CapabilityError, RequestTooLong
 from enginebay.interfaces import BatchConstraints, SchedulerLimits
@@ -26,6 +29,7 @@ def make_request(
     adapter: str = "",
     request_id: str | None = None,
     choice: int = 0,
+    parent_id: str = "",
     prompt_logprobs: int | None = None,
 ) -> EngineRequest:
     """Request ``number`` (its id is ``r<number>``), with a prompt of so many tokens of its own, or of these."""
@@ -45,6 +49,7 @@ def make_request(
         cache_salt=salt,
         adapter=adapter,
         choice=choice,
+        parent_id=parent_id,
     )
 
 
@@ -121,6 +126,35 @@ def random_load(seed: int, *, num_requests: int = 40) -> Load:
                 arrivals=arrivals,
                 aborts=aborts,
             )
+
+
+def enliven(load: Load, seed: int) -> Load:
+    """The same load with requests of several choices, and with deadlines that pass (a step is 0.01 s)."""
+    random = Random(seed)  # noqa: S311  # no secret: a test's load
+    arrivals: dict[int, list[EngineRequest]] = {}
+    deadlines: dict[int, list[str]] = {}
+    choices: dict[str, list[str]] = {}
+    for step, requests in load.arrivals.items():
+        arrivals[step] = []
+        for request in requests:
+            drawn, name = random.random(), request.request_id
+            if drawn < 0.1:
+                due = step + random.randrange(100)
+                deadlines.setdefault(due, []).append(name)
+                arrivals[step].append(structs.replace(request, deadline=due * 0.01))
+            elif drawn < 0.2:
+                choices[name] = [f"{name}-{n}" for n in range(random.randrange(2, 5))]
+                arrivals[step] += [
+                    structs.replace(request, choice=n, parent_id=name, request_id=choice)
+                    for n, choice in enumerate(choices[name])
+                ]
+            else:
+                arrivals[step].append(request)
+    aborts = {
+        step: [one for name in load.aborts.get(step, ()) for one in choices.get(name, [name])] + deadlines.get(step, [])
+        for step in sorted({*load.aborts, *deadlines})
+    }
+    return with_fields(load, arrivals=arrivals, aborts=aborts)
 
 
 def _random_bounds(random: Random) -> tuple[SchedulerLimits, BatchConstraints]:

@@ -8,9 +8,17 @@ from typing import Any
 
 import msgspec
 
-from enginebay.interfaces import BatchConstraints, Scheduler, SchedulerLimits, SchedulerPlugin
+from enginebay.interfaces import BatchConstraints, Propose, Scheduler, SchedulerLimits, SchedulerPlugin
 from enginebay.kvcache import KVCacheManager
-from enginebay.messages import Committed, EngineRequest, FinishReason, ModelRunnerOutput, SchedulerOutput
+from enginebay.messages import (
+    Committed,
+    EngineRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    NewRequest,
+    ResumedRequest,
+    SchedulerOutput,
+)
 from enginebay.scheduling import make_scheduler
 from enginebay.testing._loads import Load
 from enginebay.testing._rules import StepRules
@@ -24,6 +32,7 @@ class CoreLoop:
     """One scheduler under a simulated core. ``depth`` steps may be scheduled before the first is committed.
 
     ``now`` is a clock of its own: a hundredth of a second per step. ``schedules`` keeps each step's message as bytes.
+    ``propose`` guesses tokens, as for ``make_scheduler``; the constraints' ``max_tokens_per_step`` must allow it.
     """
 
     def __init__(
@@ -36,26 +45,36 @@ class CoreLoop:
         constraints: BatchConstraints | None = None,
         depth: int = 1,
         check: bool = True,
+        propose: Propose | None = None,
     ) -> None:
         self.limits = limits
         self.cache = cache
         self.constraints = constraints or BatchConstraints()
         self.steps = 0
         self.scheduler: Scheduler[Any] = make_scheduler(
-            plugin, options, limits=limits, constraints=self.constraints, kv_cache=cache, now=self.now
+            plugin,
+            options,
+            limits=limits,
+            constraints=self.constraints,
+            kv_cache=cache,
+            now=self.now,
+            propose=propose,
         )
         self.requests: dict[str, EngineRequest] = {}
         self.output: dict[str, list[int]] = {}
         self.finished: dict[str, FinishReason] = {}
         self.schedules: list[bytes] = []
         self.preemptions = 0
+        self.num_proposed = 0
+        self.num_accepted = 0
         reserved = self.constraints.reserved_blocks
         self.runner = SimulatedRunner(
             num_blocks=cache.num_blocks + reserved, block_size=cache.block_size, reserved_blocks=reserved
         )
         self._rules = StepRules(limits, self.constraints, cache.block_size) if check else None
         self._depth = depth
-        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput, set[int]]] = deque()
+        self._speculates = propose is not None
+        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput, set[int], bytes]] = deque()
         self._empty = 0
 
     def now(self) -> float:
@@ -85,8 +104,9 @@ class CoreLoop:
         if output.num_scheduled_tokens or output.finished or output.preempted:
             self._execute(output)
         if len(self._queue) >= self._depth or (self._queue and not output.num_scheduled_tokens):
-            done, result, _ = self._queue.popleft()
+            done, result, _, sent = self._queue.popleft()
             self._commit(done, result)
+            assert msgspec.msgpack.encode(done) == sent, f"the message of step {done.step} was changed once it was sent"
             self._empty = 0
         elif not output.num_scheduled_tokens and self.unfinished:
             self._empty += 1
@@ -139,18 +159,22 @@ class CoreLoop:
         assert free == total, f"{total - free} blocks of {total} were never given back"
 
     def _execute(self, output: SchedulerOutput) -> None:
-        self.schedules.append(msgspec.msgpack.encode(output))
-        busy = {block for _, _, written in self._queue for block in written}
+        sent = msgspec.msgpack.encode(output)
+        self.schedules.append(sent)
+        busy = {block for _, _, written, _ in self._queue for block in written}
         early = busy.intersection(_handed_out(output))
         assert not early, f"blocks {sorted(early)} are handed out while a step in flight may still write to them"
+        self._check_told(output)
         if self._rules is not None:
-            self._rules.before(output, self.runner)
+            undecided = {r for done, *_ in self._queue for r in done.num_scheduled_tokens} if self._speculates else ()
+            self._rules.before(output, self.runner, undecided)
         result = self.runner.execute(output)
         self.preemptions += len(output.preempted)
+        self.num_proposed += output.num_draft_tokens
         if self._rules is not None:
             self._rules.after(output, self.runner, self.scheduler.make_stats().num_waiting)
         if output.num_scheduled_tokens:
-            self._queue.append((output, result, self.runner.written))
+            self._queue.append((output, result, self.runner.written, sent))
 
     def _commit(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         token_ids: dict[str, tuple[int, ...]] = {}
@@ -158,12 +182,42 @@ class CoreLoop:
         for request_id, drawn in zip(result.request_ids, result.sampled_token_ids, strict=True):
             if not drawn or request_id in self.finished:
                 continue
-            token_ids[request_id] = drawn
-            self.output[request_id] += drawn
-            reason = self._end(self.requests[request_id], self.output[request_id])
+            token_ids[request_id], reason = self._take(request_id, drawn)
+            self.num_accepted += len(drawn) - 1
             if reason is not None:
                 finished[request_id] = self.finished[request_id] = reason
-        self.scheduler.update_from_output(output, Committed(token_ids=token_ids, finished=finished))
+        committed = Committed(token_ids=token_ids, finished=finished)
+        told = msgspec.msgpack.encode(committed)
+        self.scheduler.update_from_output(output, committed)
+        assert msgspec.msgpack.encode(committed) == told, f"what was committed of step {output.step} was changed"
+        token_ids.clear()  # whoever kept it finds it empty, as one who keeps a message in the engine may
+        finished.clear()
+
+    def _check_told(self, output: SchedulerOutput) -> None:
+        """Whatever the runner is told of a request's tokens was committed, and computed where that is asked."""
+        entries: tuple[NewRequest | ResumedRequest, ...] = (*output.new, *output.resumed)
+        for entry in entries:
+            known = (*self.requests[entry.request_id].prompt_token_ids, *self.output[entry.request_id])
+            cached = entry.num_computed_tokens
+            assert self.constraints.prefix_caching or not cached, (
+                f"{cached} tokens of {entry.request_id} are taken from the cache, and the runner cannot"
+            )
+            assert entry.token_ids == known, (
+                f"the runner is told of tokens of {entry.request_id} that were never committed: it ends in "
+                f"{list(entry.token_ids[-5:])}, and is to end in {list(known[-5:])}"
+            )
+
+    def _take(self, request_id: str, drawn: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Make drawn tokens exist until one ends the request."""
+        output, reason = self.output[request_id], None
+        taken: list[int] = []
+        for token in drawn:
+            taken.append(token)
+            output.append(token)
+            reason = self._end(self.requests[request_id], output)
+            if reason is not None:
+                break
+        return tuple(taken), reason
 
     def _end(self, request: EngineRequest, tokens: Sequence[int]) -> FinishReason | None:
         if is_eos(tokens[-1]) and not request.params.ignore_eos:

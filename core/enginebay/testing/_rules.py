@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from enginebay.interfaces import BatchConstraints, SchedulerLimits
 from enginebay.messages import SchedulerOutput
 from enginebay.testing._sim import SimulatedRunner
@@ -18,9 +20,14 @@ class StepRules:
         self._prefilling: dict[str, None] = {}
         self._streak = 0
         self._could_decode = False
+        self._undecided: Collection[str] = ()
 
-    def before(self, output: SchedulerOutput, runner: SimulatedRunner) -> None:
-        """Remember whether anything could decode when the step began; what it calls finished could not."""
+    def before(self, output: SchedulerOutput, runner: SimulatedRunner, undecided: Collection[str] = ()) -> None:
+        """Remember whether anything could decode when the step began; what it calls finished could not.
+
+        ``undecided`` are requests of which nobody but the runner knows how far they are: they need not decode.
+        """
+        self._undecided = undecided
         self._could_decode = any(row.request_id not in output.finished for row in self._decodable(runner))
 
     def after(self, output: SchedulerOutput, runner: SimulatedRunner, num_waiting: int) -> None:
@@ -35,11 +42,13 @@ class StepRules:
         total = output.total_num_scheduled_tokens
         _at_most("tokens in a step", total, limits.max_num_batched_tokens)
         _at_most("tokens in a step (runner)", total, constraints.max_num_batched_tokens)
+        for row in runner.rows:
+            _at_most("proposals of a request", len(row.draft_token_ids), constraints.max_tokens_per_step - 1)
         running = sum(not row.parked for row in map(runner.table.get, runner.live) if row is not None)
         _at_most("running requests", running, limits.max_num_seqs)
         _at_most("running requests (runner)", running, constraints.max_num_seqs)
         _at_most("prompts in a step", len(prefills), constraints.max_prefills_per_step)
-        context = sum(row.row.num_computed_tokens for row in runner.rows)
+        context = sum(runner.context[row.row.request_id] for row in runner.rows)
         _at_most("tokens of context in a batch", context, constraints.max_batch_context_tokens)
         assert constraints.mixed_prefill_decode or not (prefills and decodes), "a step mixes prompts and decode tokens"
         for row in prefills:
@@ -77,6 +86,7 @@ class StepRules:
             row
             for row in rows
             if row.request_id not in self._prefilling
+            and row.request_id not in self._undecided
             and len(row.token_ids) < min(row.num_prompt_tokens + row.params.max_tokens, self._limits.max_model_len)
             and row.num_computed_tokens < min(len(row.token_ids), len(row.block_ids[0]) * self._block_size)
         ]

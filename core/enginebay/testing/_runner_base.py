@@ -66,7 +66,6 @@ class RunnerBase:
             started.runner,
             num_blocks=NUM_BLOCKS,
             block_size=block_size,
-            groups=started.groups,
             shuffle=shuffle,
             generation=generation,
         )

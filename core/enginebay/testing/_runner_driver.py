@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from enginebay.interfaces import AsyncModelRunnerOutput, ModelRunner
+from enginebay.kvcache import NULL_BLOCK, GroupSpec
 from enginebay.messages import (
     ModelRunnerOutput,
     NewRequest,
@@ -47,6 +48,8 @@ class _Request:
 class RunnerDriver:
     """One runner and the requests on it. ``shuffle`` deals the blocks out in a random order of that seed.
 
+    ``num_blocks``: of each of the runner's KV groups, which share them all. With ``trim`` a request's blocks that fell
+    out of a window come back after each step, as the engine does it, and the null block stands in their place.
     ``faults``, ``logprobs`` and ``prompt_logprobs`` collect what the runner told of each request, in order.
     """
 
@@ -56,7 +59,7 @@ class RunnerDriver:
         *,
         num_blocks: int,
         block_size: int,
-        groups: int = 1,
+        trim: bool = False,
         shuffle: int | None = None,
         generation: int = 0,
     ) -> None:
@@ -67,11 +70,12 @@ class RunnerDriver:
         self.faults: dict[str, str] = {}
         self.logprobs: dict[str, list[TokenLogprob]] = {}
         self.prompt_logprobs: dict[str, list[PromptLogprobs]] = {}
-        self._free = [list(range(num_blocks)) for _ in range(groups)]
+        self._windows = [group.window for group in runner.kv_cache_spec().groups] or [None]
+        self._trim = trim
+        self._free = list(range(NULL_BLOCK + 1 if trim else 0, num_blocks * len(self._windows)))
         if shuffle is not None:
-            for group in self._free:
-                Random(shuffle).shuffle(group)  # noqa: S311  # no secret: a test's order of blocks
-        self._users: list[dict[int, int]] = [{} for _ in range(groups)]
+            Random(shuffle).shuffle(self._free)  # noqa: S311  # no secret: a test's order of blocks
+        self._users: dict[int, int] = {}
         self._finished: list[str] = []
         self._preempted: list[str] = []
         self._step = 0
@@ -89,12 +93,12 @@ class RunnerDriver:
     ) -> None:
         """Add a request; with ``shares``, its first ``shared_blocks`` blocks are that other request's: a prefix hit."""
         request = _Request(list(prompt), len(prompt), params or SamplingParams(max_tokens=8), seed, choice)
-        request.blocks = [[] for _ in self._free]
+        request.blocks = [[] for _ in self._windows]
         if shares is not None:
             for group, blocks in enumerate(request.blocks):
                 blocks.extend(self.requests[shares].blocks[group][:shared_blocks])
                 for block in blocks:
-                    self._users[group][block] += 1
+                    self._users[block] += 1
             request.computed = shared_blocks * self.block_size
         self.requests[request_id] = request
 
@@ -211,20 +215,36 @@ class RunnerDriver:
             request = self.requests[request_id]
             request.computed += count
             request.token_ids.extend(drawn[request_id])
+            if self._trim:
+                self._give_back_unseen(request)
         return drawn
 
     def _ensure_blocks(self, request: _Request, tokens: int) -> None:
-        for group, blocks in enumerate(request.blocks):
+        for blocks in request.blocks:
             while len(blocks) * self.block_size < tokens:
-                block = self._free[group].pop()
-                self._users[group][block] = 1
+                block = self._free.pop()
+                self._users[block] = 1
                 blocks.append(block)
 
+    def _give_back_unseen(self, request: _Request) -> None:
+        """The blocks that no later token of the request sees."""
+        for window, blocks in zip(self._windows, request.blocks, strict=True):
+            if window is None:
+                continue
+            for index in range(GroupSpec(self.block_size, "sliding_window", window).first_seen(request.computed)):
+                self._give_back_block(blocks[index])
+                blocks[index] = NULL_BLOCK
+
     def _give_back(self, request: _Request) -> None:
-        for group, blocks in enumerate(request.blocks):
+        for blocks in request.blocks:
             for block in blocks:
-                self._users[group][block] -= 1
-                if not self._users[group][block]:
-                    self._free[group].append(block)
+                self._give_back_block(block)
             blocks.clear()
         request.computed = request.told = 0
+
+    def _give_back_block(self, block: int) -> None:
+        if self._trim and block == NULL_BLOCK:
+            return
+        self._users[block] -= 1
+        if not self._users[block]:
+            self._free.append(block)

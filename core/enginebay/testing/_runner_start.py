@@ -44,7 +44,8 @@ def start_runner(
 ) -> Iterator[StartedRunner]:
     """Load the runner by its installed name, take it through the worker's order, and close it at the end.
 
-    ``place``, ``world`` and ``groups`` make it one rank of several, whose groups have been joined.
+    ``num_blocks``: of each KV group; they share as many blocks as they have together. ``place``, ``world`` and
+    ``groups`` make it one rank of several, whose groups have been joined.
     """
     loaded = PluginHost().load_runner(name, dict(options or {}))
     plugin, model = loaded.plugin, read_model_info(folder)
@@ -70,7 +71,7 @@ def start_runner(
         started = StartedRunner(runner, plugin.capabilities, model)
         spec = runner.kv_cache_spec()
         started.groups = len(spec.groups)
-        runner.initialize_kv_cache(spec.num_blocks or num_blocks)
+        runner.initialize_kv_cache(spec.num_blocks or num_blocks * max(1, len(spec.groups)))
         runner.warm_up()
         yield started
     finally:

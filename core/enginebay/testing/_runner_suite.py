@@ -180,7 +180,7 @@ class RunnerSuite(FeatureChecks, WeightChecks):
     def test_messages_are_left_alone(self, started: StartedRunner, block_size: int) -> None:
         """Neither the batch's order nor the scheduler's objects are changed by the runner."""
         prompt = self.prompts(started)[1]
-        blocks = tuple((0,) for _ in range(started.groups))
+        blocks = tuple((group,) for group in range(started.groups))
         params = self.params()
         counts = {"b": len(prompt), "a": len(prompt)}
         new = tuple(

@@ -14,20 +14,21 @@ from what really stands in the KV blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
 
 from enginebay.errors import RequestTooLong
-from enginebay.interfaces import BatchConstraints, Policy, SchedulerContext, SchedulerLimits, SchedulerPlugin
+from enginebay.interfaces import BatchConstraints
 from enginebay.kvcache import KVCacheManager
 from enginebay.messages import EngineRequest, SchedulerOutput
-from enginebay.plugins import PluginHost
-from enginebay.scheduling import MechanicsScheduler, check_fits
-from enginebay.testing._loads import Load, make_limits, make_request, random_load
+from enginebay.scheduling import check_fits
+from enginebay.testing._loads import make_limits, make_request, random_load
 from enginebay.testing._loop import CoreLoop
+from enginebay.testing._scheduler_base import LoadedScheduler
+from enginebay.testing._scheduler_overlap import OverlapTests
+from enginebay.testing._scheduler_policy import PolicyTests
 from enginebay.testing._sim import expected_tokens
 
 _FAVOURED = {
@@ -37,48 +38,31 @@ _FAVOURED = {
     "less urgent": {"prompt": 8, "priority": 10},
     "other tenant's": {"prompt": 8, "tenant": "other"},
     "earlier due": {"prompt": 8, "deadline": 1.0},
+    "already cached": {"prompt": tuple(range(8))},
+}
+_CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "whole prompts": {"chunked_prefill": False},
+    "chunks of 8": {"chunk_multiple": 8},
+    "prompts apart": {"mixed_prefill_decode": False, "max_prefills_per_step": 1, "max_consecutive_prefill_steps": 1},
+    "one prompt a step": {"max_prefills_per_step": 1},
+    "two prompt steps in a row": {"mixed_prefill_decode": False, "max_consecutive_prefill_steps": 2},
+    "three requests": {"max_num_seqs": 3},
+    "context of 100": {"max_batch_context_tokens": 100},
+    "steps of 20": {"max_num_batched_tokens": 20},
+    "reserved blocks": {"reserved_blocks": 3},
+    "no prefix caching": {"prefix_caching": False},
 }
 
 
-class SchedulerSuite:
-    """What every scheduler must keep, whatever its order. ``seeds`` is how many random loads are played."""
+class SchedulerSuite(OverlapTests, PolicyTests):
+    """What every scheduler must keep, whatever its order."""
 
-    name: ClassVar[str] = ""
-    options: ClassVar[Mapping[str, Any]] = {}
-    seeds: ClassVar[int] = 25
-
-    @pytest.fixture
-    def loaded(self) -> tuple[SchedulerPlugin[Any], Any]:
-        """The descriptor and its validated options, found as the engine finds them."""
-        found = PluginHost().load_scheduler(self.name, dict(self.options), source="the conformance suite")
-        return found.plugin, found.options
-
-    def loop(self, loaded: tuple[SchedulerPlugin[Any], Any], load: Load, *, depth: int = 1) -> CoreLoop:
-        """A simulated core of that load's size, with a fresh scheduler."""
-        return CoreLoop(*loaded, limits=load.limits, constraints=load.constraints, cache=load.cache(), depth=depth)
-
-    def small(
-        self, loaded: tuple[SchedulerPlugin[Any], Any], *, num_blocks: int = 64, limits: SchedulerLimits | None = None
-    ) -> CoreLoop:
-        """A simulated core with a cache of ``num_blocks`` blocks of 4 tokens."""
-        cache = KVCacheManager(num_blocks=num_blocks, block_size=4)
-        return CoreLoop(*loaded, limits=limits or make_limits(), cache=cache)
-
-    def test_each_request_finishes_once_within_all_bounds(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_each_request_finishes_once_within_all_bounds(self, loaded: LoadedScheduler) -> None:
         """SHAPE: random loads, constraints, aborts and tiny caches; no bound is passed and no block lost."""
         for seed in range(self.seeds):
             self.loop(loaded, load := random_load(seed)).run_load(load)
 
-    def test_steps_in_flight_lose_and_repeat_nothing(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
-        """OVERLAP: the same with two steps in flight, for policies and for schedulers that declare it."""
-        plugin, _ = loaded
-        for seed in range(self.seeds):
-            loop = self.loop(loaded, load := random_load(seed), depth=2)
-            if not (isinstance(loop.scheduler, MechanicsScheduler) or plugin.capabilities.overlap_safe):
-                loop = self.loop(loaded, load)
-            loop.run_load(load)
-
-    def test_longest_admitted_request_finishes_alone(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_longest_admitted_request_finishes_alone(self, loaded: LoadedScheduler) -> None:
         """CAPACITY: what the core admits can run to its end; one token more is refused."""
         limits = make_limits(max_num_batched_tokens=7)
         loop = self.small(loaded, num_blocks=10, limits=limits)
@@ -87,18 +71,19 @@ class SchedulerSuite:
         with pytest.raises(RequestTooLong):
             check_fits(30, 12, limits, loop.cache)
         loop.add(longest)
-        loop.run()
+        loop.run(max_steps=500)
 
-    def test_requests_that_fit_only_one_by_one_all_finish(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_requests_that_fit_only_one_by_one_all_finish(self, loaded: LoadedScheduler) -> None:
         """Ping-pong: four requests that each need most of the cache take bounded work."""
         loop = self.small(loaded, num_blocks=10)
         loop.add(*(make_request(number, 12, max_tokens=24) for number in range(4)))
         loop.run(max_steps=2000)
 
-    def test_probe_changes_nothing(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_probe_changes_nothing(self, loaded: LoadedScheduler) -> None:
         """PROBE: a scheduler between whose steps everything is probed makes the same schedule."""
         prompts = [tuple(range(100, 100 + length)) for length in (3, 9, 9, 20, 31, 20, 9, 40)]
-        plain, probed = self.small(loaded, num_blocks=16), self.small(loaded, num_blocks=16)
+        limits = make_limits(max_num_seqs=2)
+        plain, probed = (self.small(loaded, num_blocks=16, limits=limits) for _ in range(2))
         for loop in (plain, probed):
             loop.add(*(make_request(number, prompt, max_tokens=6) for number, prompt in enumerate(prompts)))
         while plain.unfinished:
@@ -112,10 +97,10 @@ class SchedulerSuite:
             assert plain.schedules == probed.schedules
 
     @pytest.mark.parametrize("favoured", sorted(_FAVOURED))
-    def test_nobody_starves(self, loaded: tuple[SchedulerPlugin[Any], Any], favoured: str) -> None:
+    def test_nobody_starves(self, loaded: LoadedScheduler, favoured: str) -> None:
         """STARVE: a request finishes before 10,000 later ones of a kind that may be favoured have all come."""
         loop = self.small(loaded, limits=make_limits(max_num_seqs=16, max_num_batched_tokens=512))
-        loop.add(make_request(0, 8, max_tokens=1, tenant="one", deadline=1e9))
+        loop.add(make_request(0, 8, max_tokens=6, tenant="one", deadline=1e9))
         number = 1
         while "r0" not in loop.finished:
             assert number < 10_000, f"r0 still waits after {number} {favoured} requests came after it"
@@ -124,7 +109,7 @@ class SchedulerSuite:
                 number += 1
             loop.step()
 
-    def test_same_inputs_same_schedule(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_same_inputs_same_schedule(self, loaded: LoadedScheduler) -> None:
         """What declares ``deterministic_order`` makes the same messages twice; any gives the same tokens."""
         for seed in range(5):
             load = random_load(seed)
@@ -136,7 +121,7 @@ class SchedulerSuite:
             whole = [r for r, reason in first.finished.items() if reason == second.finished[r] != "abort"]
             assert [first.output[r] for r in whole] == [second.output[r] for r in whole]
 
-    def test_abort_takes_effect_at_once(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_abort_takes_effect_at_once(self, loaded: LoadedScheduler) -> None:
         """S1: waiting, running, preempted or unknown: an aborted request is gone, and its blocks are free."""
         loop = self.small(loaded)
         loop.add(*(make_request(number, 8, max_tokens=50) for number in range(20)))
@@ -148,7 +133,7 @@ class SchedulerSuite:
             assert not loop.step().num_scheduled_tokens, "something ran on after everything was aborted"
         loop.run()
 
-    def test_a_fresh_scheduler_goes_on_from_the_ledger(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_a_fresh_scheduler_goes_on_from_the_ledger(self, loaded: LoadedScheduler) -> None:
         """Recovery: requests with committed tokens are computed again and continue with the same tokens."""
         loop = self.small(loaded)
         for number in range(8):
@@ -157,7 +142,7 @@ class SchedulerSuite:
             loop.add(make_request(number, 9, max_tokens=12, committed=committed))
         loop.run()
 
-    def test_what_a_request_says_of_itself_reaches_the_runner(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_what_a_request_says_of_itself_reaches_the_runner(self, loaded: LoadedScheduler) -> None:
         """The number of the choice is sent along; who wants the prompt's log-probabilities starts at token 0."""
         loop = self.small(loaded)
         prompt = tuple(range(100, 116))
@@ -171,7 +156,7 @@ class SchedulerSuite:
         start = news["r2"].num_computed_tokens
         assert start == 0, f"r2 asks for the prompt's log-probabilities, and {start} tokens of it are not computed"
 
-    def test_preempt_all_keeps_what_was_put_out(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
+    def test_preempt_all_keeps_what_was_put_out(self, loaded: LoadedScheduler) -> None:
         """After ``preempt_all`` every block is free, and everything finishes with the same tokens."""
         loop = self.small(loaded)
         loop.add(*(make_request(number, 8, max_tokens=10) for number in range(20)))
@@ -182,34 +167,19 @@ class SchedulerSuite:
         assert not held, f"after preempt_all {held} blocks are still held"
         loop.run()
 
-    def test_ends_with_its_policy_told_of_committed_tokens_only(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
-        """PLACEHOLDER: observers hear each committed token once and nothing else, also with steps in flight."""
-        plugin, options = loaded
-        load = random_load(3)
-        heard: dict[str, list[int]] = {}
-        ended: list[str] = []
-
-        def watched(context: SchedulerContext[Any]) -> Any:
-            policy = plugin.factory(context)
-            if isinstance(policy, Policy):
-                _watch(policy, heard, ended)
-            return policy
-
-        spy = SchedulerPlugin(name=plugin.name, factory=watched, options=plugin.options)
-        loop = self.loop((spy, options), load, depth=2 if plugin.capabilities.overlap_safe else 1)
-        loop.run_load(load)
-        if isinstance(loop.scheduler, MechanicsScheduler):
-            assert {request_id: tokens for request_id, tokens in loop.output.items() if tokens} == heard
-            assert sorted(ended) == sorted(loop.finished)
-
-    def test_constraint_on_mixing_is_kept_by_any_order(self, loaded: tuple[SchedulerPlugin[Any], Any]) -> None:
-        """A runner that takes one prompt a step, never beside decode tokens, gets just that."""
-        constraints = BatchConstraints(
-            mixed_prefill_decode=False, max_prefills_per_step=1, max_consecutive_prefill_steps=1
+    @pytest.mark.parametrize("constraint", sorted(_CONSTRAINTS))
+    def test_each_constraint_is_kept_by_any_order(self, loaded: LoadedScheduler, constraint: str) -> None:
+        """SHAPE: what a runner can take, alone, under a load in which every order would break it."""
+        constraints = BatchConstraints(**_CONSTRAINTS[constraint])
+        cache = KVCacheManager(
+            num_blocks=40 + constraints.reserved_blocks, block_size=4, reserved_blocks=constraints.reserved_blocks
         )
-        cache = KVCacheManager(num_blocks=64, block_size=4)
         loop = CoreLoop(*loaded, limits=make_limits(), cache=cache, constraints=constraints)
-        loop.add(*(make_request(number, 8, max_tokens=6) for number in range(12)))
+        for number in range(24):
+            prompt = (7,) * 8 + tuple(range(100 * number, 100 * number + 7 * number % 40))
+            loop.add(make_request(number, prompt, max_tokens=6, priority=number % 3, tenant=f"{number % 2}"))
+            if number % 2:
+                loop.step()
         loop.run()
 
 
@@ -219,18 +189,3 @@ class _Probed:
     def __init__(self, request: EngineRequest) -> None:
         self.request_id = request.request_id
         self.prompt_token_ids = request.prompt_token_ids
-
-
-def _watch(policy: Policy[Any], heard: dict[str, list[int]], ended: list[str]) -> None:
-    """Listen to what a policy is told, by a subclass made for it."""
-    cls = type(policy)
-
-    def on_output(self: Policy[Any], request: Any, token_ids: tuple[int, ...]) -> None:
-        heard.setdefault(request.request_id, []).extend(token_ids)
-        cls.on_output(self, request, token_ids)
-
-    def on_finished(self: Policy[Any], request: Any, reason: Any) -> None:
-        ended.append(request.request_id)
-        cls.on_finished(self, request, reason)
-
-    policy.__class__ = type(cls.__name__, (cls,), {"on_output": on_output, "on_finished": on_finished})

@@ -6,6 +6,7 @@ written, or that another request overwrote, is so seen at once, and would give a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from zlib import crc32
 
 from enginebay.messages import EngineRequest, ModelRunnerOutput, SchedulerOutput
@@ -46,10 +47,23 @@ def expected_tokens(request: EngineRequest, max_model_len: int) -> list[int]:
     return answer
 
 
+def guess(prompt: Sequence[int], output: Sequence[int], at_most: int) -> tuple[int, ...]:
+    """Proposals such as speculation makes: often what the simulated model says next, and now and then not."""
+    fingerprint = crc32(b"\0")  # of a request without salt and adapter; one that has them is guessed wrongly
+    for token in (*prompt, *output):
+        fingerprint = mix(fingerprint, token)
+    guessed: list[int] = []
+    for _ in range(fingerprint % (at_most + 1)):
+        guessed.append(fingerprint % VOCABULARY if fingerprint % 5 else fingerprint % 7)
+        fingerprint = mix(fingerprint, guessed[-1])
+    return tuple(guessed)
+
+
 class SimulatedRunner:
     """Executes steps in order; raises ``AssertionError`` when the schedule breaks a rule of the KV cache.
 
-    ``rows`` is the last step's batch, ``written`` the blocks that it wrote to, ``live`` who has not ended.
+    ``rows`` is the last step's batch, ``written`` the blocks that it wrote to, ``context`` how many tokens of each row
+    were in the cache after it (proposals counted), ``live`` who has not ended.
     """
 
     def __init__(self, *, num_blocks: int, block_size: int, reserved_blocks: int = 0) -> None:
@@ -58,6 +72,7 @@ class SimulatedRunner:
         self.rows: list[ScheduledRow] = []
         self.live: dict[str, None] = {}
         self.written: set[int] = set()
+        self.context: dict[str, int] = {}
         self._block_size = block_size
         self._ids = range(reserved_blocks, num_blocks)
         self._memory: dict[int, list[int | None]] = {}
@@ -72,11 +87,12 @@ class SimulatedRunner:
         owners = self._owners()
         self.written = set()
         drawn = {}
+        self.context = {}
         for row in self.rows:
             self._write(row, owners)
         for row in self.rows:
             if row.samples:
-                drawn[row.row.request_id] = (self._read(row) % VOCABULARY,)
+                drawn[row.row.request_id] = self._draw(row)
         return self.table.finish_step(drawn)
 
     def _owners(self) -> dict[int, int]:
@@ -95,11 +111,12 @@ class SimulatedRunner:
         row, size = scheduled.row, self._block_size
         start = row.num_computed_tokens
         fingerprint = self._verify(scheduled, start)
-        for position in range(start, start + scheduled.num_tokens):
+        self.context[row.request_id] = start + scheduled.num_tokens
+        for position, token in enumerate(scheduled.token_ids, start):
             assert position // size < len(row.block_ids[0]), f"{row.request_id} has no block for token {position}"
             block = row.block_ids[0][position // size]
             assert owners[block] == 1, f"{row.request_id} writes to block {block}, which {owners[block]} requests hold"
-            fingerprint = mix(fingerprint, row.token_ids[position])
+            fingerprint = mix(fingerprint, token)
             self._memory.setdefault(block, [None] * size)[position % size] = fingerprint
             self.written.add(block)
 
@@ -115,5 +132,14 @@ class SimulatedRunner:
             assert found == fingerprint, f"{row.request_id} reads another's token {position} in block {block}"
         return fingerprint
 
-    def _read(self, scheduled: ScheduledRow) -> int:
-        return self._verify(scheduled, scheduled.row.num_computed_tokens + scheduled.num_tokens)
+    def _draw(self, scheduled: ScheduledRow) -> tuple[int, ...]:
+        """The next token, and one more after each proposal that was right."""
+        known = scheduled.row.num_computed_tokens + scheduled.num_tokens - len(scheduled.draft_token_ids)
+        fingerprint = self._verify(scheduled, known)
+        drawn = [fingerprint % VOCABULARY]
+        for proposal in scheduled.draft_token_ids:
+            if proposal != drawn[-1]:
+                break
+            fingerprint = mix(fingerprint, proposal)
+            drawn.append(fingerprint % VOCABULARY)
+        return tuple(drawn)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 from enginebay.text._tokenizer import Tokenizer
@@ -26,15 +26,18 @@ _MAX_CONTEXT = 32
 class IncrementalDetokenizer:
     """The text of one growing answer. Not thread-safe; one object per answer."""
 
+    __slots__ = ("_strategy",)
+
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._strategy: _Strategy = (
             _ByteLevel(tokenizer, skipped) if tokenizer.is_byte_level else _Window(tokenizer, skipped)
         )
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain after these tokens and was not before; "" while a character is incomplete."""
-        return "".join(map(self._strategy.push, token_ids))
+        push = self._strategy.push
+        return push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
 
     def ahead(self, length: int) -> str:
         """The last ``length`` characters of what ``finish`` would return, if it ends with a run of bytes that is whole.
@@ -59,25 +62,31 @@ class _Strategy(Protocol):
 class _ByteLevel:
     """Byte-level vocabularies: each token is a run of bytes, whatever stands around it."""
 
+    __slots__ = ("_held", "_pieces", "_skipped")
+
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
-        self._tokenizer, self._skipped = tokenizer, skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._pieces, self._skipped = tokenizer.pieces, skipped
+        self._held = b""
 
     def push(self, token_id: int) -> str:
-        token = None if token_id in self._skipped else self._tokenizer.token(token_id)
-        if token is None:
+        if token_id in self._skipped:
             return ""
-        try:
-            data = bytes(_BYTE_OF[character] for character in token)
-        except KeyError:  # an added token is text as it stands
-            data = token.encode()
-        return self._decoder.decode(data)
+        piece = self._pieces[token_id]
+        if isinstance(piece, str):
+            if not self._held:
+                return piece
+            piece = piece.encode()
+        data = self._held + piece
+        text, taken = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[taken:]
+        return text
 
     def ahead(self, length: int) -> str:
         return ""  # what is held is part of one character
 
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return held.decode(errors="replace")
 
 
 class _Window:
@@ -150,16 +159,3 @@ class _Run:
                 self.text, self.whole = self.text + character, bool(character)
                 return
         self.text, self.whole = _REPLACEMENT * self._count, True
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The characters with which byte-level vocabularies write the 256 bytes (GPT-2's table).
-
-    Printable Latin-1 characters stand for themselves; the others are written from U+0100 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()

@@ -22,6 +22,7 @@ import tokenizers.decoders
 
 from enginebay.errors import InvalidRequest, ModelError, one_line
 from enginebay.models._files import is_folder, is_there, read_text
+from enginebay.text._pieces import Pieces
 from enginebay.text._template import ChatTemplate
 from enginebay.text._tokenizer_check import MAX_TOKENIZER_BYTES, check_tokenizer
 
@@ -105,9 +106,18 @@ class Tokenizer:
             lambda why: InvalidRequest(f"these token ids cannot be decoded: {why}"),
         )
 
+    def to_json(self) -> str:
+        """The text of a tokenizer.json that means the same."""
+        return self._model_error(self._decoder.to_str)
+
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, or None outside of it."""
         return self._decoder.id_to_token(token_id)
+
+    @functools.cached_property
+    def pieces(self) -> Pieces:
+        """What each token reads as, where the vocabulary is byte-level."""
+        return Pieces(self.token)
 
     @functools.cached_property
     def control_pattern(self) -> re.Pattern[str]:

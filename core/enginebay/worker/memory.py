@@ -121,10 +121,10 @@ def cache_bytes(
     utilization = utilization_in_force(cache, kind)
     if spec.num_blocks is not None:
         key = f"num_blocks = {spec.num_blocks} (fixed by the runner)"
-        return cache_bytes_given(wanted=spec.num_blocks * bytes_per_block(spec), key=key, after=after)
+        return cache_bytes_given(wanted=spec.num_blocks * spec.cost_per_block, key=key, after=after)
     if cache.num_blocks is not None:
         key = f"num_blocks = {cache.num_blocks}"
-        return cache_bytes_given(wanted=cache.num_blocks * bytes_per_block(spec), key=key, after=after)
+        return cache_bytes_given(wanted=cache.num_blocks * spec.cost_per_block, key=key, after=after)
     if cache.memory_bytes is not None:
         return cache_bytes_given(wanted=cache.memory_bytes, key=f"memory_bytes = {cache.memory_bytes}", after=after)
     if utilization is None:
@@ -145,11 +145,6 @@ def requested_bytes(cache: CacheConfig, baseline: MemorySnapshot, kind: str) -> 
     if cache.memory_bytes is not None:
         return cache.memory_bytes
     return 0 if cache.num_blocks is not None else cache_bytes_unset(baseline)
-
-
-def bytes_per_block(spec: KVCacheSpec) -> int:
-    """Bytes that one block id costs in all groups together."""
-    return sum(group.bytes_per_block for group in spec.groups)
 
 
 def human(size: int) -> str:

@@ -226,6 +226,7 @@ class WorkerStart:
                 max_num_batched_tokens=payload.max_num_batched_tokens,
                 seed=self._config.model.seed,
                 batch_invariant=self._config.engine.batch_invariant,
+                max_draft_tokens=self._config.speculation.num_tokens,
                 groups=self._membership.groups,
                 announce=lambda seconds: self.announce(seconds),
             )

@@ -47,11 +47,20 @@ class ScheduledRow(Struct, gc=False, eq=False):
     """A row of the current step: compute ``num_tokens`` tokens from ``row.num_computed_tokens`` on.
 
     ``samples``: whether the step reaches the end of what is known, so that a token is drawn after the last of them.
+    ``draft_token_ids`` are proposals, which ``num_tokens`` counts and ``row.token_ids`` has not: a token is drawn after
+    each of them too, as long as what was drawn before it is what was proposed.
     """
 
     row: Row
     num_tokens: int
     samples: bool
+    draft_token_ids: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that are computed in this step."""
+        row, start = self.row, self.row.num_computed_tokens
+        return row.token_ids[start : start + self.num_tokens] + list(self.draft_token_ids)
 
 
 class RequestTable:
@@ -98,14 +107,17 @@ class RequestTable:
         for request_id in scheduler_output.finished:
             rows.pop(request_id, None)
         present: dict[str, Row] = {}
+        drafts: dict[str, tuple[int, ...]] = {}
         for new in scheduler_output.new:
             present[new.request_id] = self._add(new)
         for resumed in scheduler_output.resumed:
             present[resumed.request_id] = self._resume(resumed)
         for running in scheduler_output.running:
             present[running.request_id] = self._advance(running)
+            if running.draft_token_ids:
+                drafts[running.request_id] = running.draft_token_ids
         self._batch = [
-            self._schedule(present, request_id, num_tokens)
+            self._schedule(present, request_id, num_tokens, drafts.get(request_id, ()))
             for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
         ]
         if len(present) != len(self._batch):
@@ -141,11 +153,15 @@ class RequestTable:
                 token_ids = tuple(sampled.get(request_id, ()))
                 if token_ids and not scheduled.samples:
                     raise self._fault(request_id, f"drew {len(token_ids)} tokens in the middle of its known tokens")
+                if scheduled.draft_token_ids:
+                    self._check_verified(scheduled, token_ids)
                 count = len(logprobs.get(request_id, token_ids))
                 if count != len(token_ids):
                     raise self._fault(request_id, f"got {count} log-probabilities for {len(token_ids)} tokens")
                 row.token_ids.extend(token_ids)
             row.num_computed_tokens += scheduled.num_tokens
+            if scheduled.draft_token_ids:  # of the proposals, what was accepted
+                row.num_computed_tokens -= len(scheduled.draft_token_ids) - max(0, len(token_ids) - 1)
             request_ids.append(request_id)
             drawn.append(token_ids)
         return ModelRunnerOutput(
@@ -155,6 +171,14 @@ class RequestTable:
             logprobs={k: tuple(entries) for k, entries in logprobs.items() if k not in faults},
             prompt_logprobs={k: chunk for k, chunk in prompt_logprobs.items() if k not in faults},
         )
+
+    def learn(self, row: Row, token_ids: Sequence[int]) -> None:
+        """These tokens were drawn elsewhere for a row of a step that was finished without them.
+
+        Until it is told of them, nothing may come of the request but the end.
+        """
+        if self._rows.get(row.request_id) is row:
+            row.token_ids.extend(token_ids)
 
     def _add(self, new: NewRequest) -> Row:
         if new.request_id in self._rows:
@@ -192,17 +216,35 @@ class RequestTable:
                 blocks.extend(more)
         return row
 
-    def _schedule(self, present: dict[str, Row], request_id: str, num_tokens: int) -> ScheduledRow:
+    def _schedule(
+        self, present: dict[str, Row], request_id: str, num_tokens: int, drafts: tuple[int, ...]
+    ) -> ScheduledRow:
         row = present.get(request_id)
         if row is None:
             raise self._fault(request_id, "has tokens scheduled and is in none of new, running and resumed")
-        end, known = row.num_computed_tokens + num_tokens, len(row.token_ids)
+        end, known = row.num_computed_tokens + num_tokens - len(drafts), len(row.token_ids)
+        if drafts and end != known:
+            raise self._fault(
+                request_id,
+                f"has {len(drafts)} proposals, which stand behind its {known} known tokens, and is to compute "
+                f"{num_tokens} tokens from {row.num_computed_tokens} on",
+            )
         if num_tokens < 1 or end > known:
             raise self._fault(
                 request_id,
                 f"is to compute {num_tokens} tokens from {row.num_computed_tokens} on, and {known} tokens are known",
             )
-        return ScheduledRow(row, num_tokens, end == known)
+        return ScheduledRow(row, num_tokens, end == known, drafts)
+
+    def _check_verified(self, scheduled: ScheduledRow, token_ids: tuple[int, ...]) -> None:
+        """Every token but the last drawn one must be the one that was proposed there."""
+        accepted = len(token_ids) - 1
+        if accepted > len(scheduled.draft_token_ids) or (
+            accepted > 0 and token_ids[:accepted] != scheduled.draft_token_ids[:accepted]
+        ):
+            proposed = ", ".join(map(str, scheduled.draft_token_ids))
+            drawn = ", ".join(map(str, token_ids))
+            raise self._fault(scheduled.row.request_id, f"drew {drawn} where {proposed} were proposed")
 
     def _known(self, request_id: str, what: str) -> Row:
         row = self._rows.get(request_id)

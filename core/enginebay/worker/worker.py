@@ -14,6 +14,7 @@ from enginebay.messages import (
     CompileOrWarmUpModel,
     DetermineAvailableMemory,
     ExecuteModel,
+    GrammarOutput,
     InitDevice,
     InitializeKVCache,
     InitWorker,
@@ -38,6 +39,8 @@ _ORDER: Final[tuple[type[StartCall], ...]] = (
     InitializeKVCache,
     CompileOrWarmUpModel,
 )
+
+_UNREAD: Final = ModelRunnerOutput()
 
 
 def call_name(call: Call | type[Any]) -> str:
@@ -122,9 +125,11 @@ class Worker:
                 tracing.TOKENS_SCHEDULED: step.total_num_scheduled_tokens,
             }
             with tracing.span(tracing.WORKER_EXECUTE_MODEL, attributes, parent=traceparent):
-                output = _resolve(runner.execute_model(step))
+                output = self._resolve(runner.execute_model(step))
         else:
-            output = _resolve(runner.execute_model(step))
+            output = self._resolve(runner.execute_model(step))
+        if output is None and not step.constrained:  # no mask is on its way: the step need not wait for a second call
+            output = self._sampled(None)
         self._awaits_sampling = output is None
         return self._step_result(output, start)
 
@@ -133,16 +138,33 @@ class Worker:
             raise RuntimeError("sample_tokens came without a step before it whose execute_model answered None")
         self._awaits_sampling = False
         start = time.monotonic_ns()
-        output = _resolve(self._start.runner.sample_tokens(call.grammar_output))
+        return self._step_result(self._sampled(call.grammar_output), start)
+
+    def _sampled(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        output = self._resolve(self._start.runner.sample_tokens(grammar_output))
         if output is None:
             raise TypeError("the runner's sample_tokens returned None; it returns a ModelRunnerOutput")
-        return self._step_result(output, start)
+        return output
 
     def _step_result(self, output: ModelRunnerOutput | None, start_ns: int) -> StepResult | Ack:
         """Data from the output rank alone; the others acknowledge, so that a failure on any rank is seen."""
-        if self._payload.place.rank != self._payload.world.output_rank:
+        if not self._answers:
             return Ack()
         return StepResult(output=output, step=self._step, start_ns=start_ns, end_ns=time.monotonic_ns())
+
+    @property
+    def _answers(self) -> bool:
+        return self._payload.place.rank == self._payload.world.output_rank
+
+    def _resolve(self, output: ModelRunnerOutput | AsyncModelRunnerOutput | None) -> ModelRunnerOutput | None:
+        if output is None or isinstance(output, ModelRunnerOutput):
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return output.get_output() if self._answers else _UNREAD  # of the others nobody reads it: it may take time
+        raise TypeError(
+            f"the runner returned a {type(output).__name__}; execute_model and sample_tokens return a "
+            "ModelRunnerOutput, an object with get_output(), or (execute_model only) None"
+        )
 
     def _check_turn(self, call: StartCall) -> None:
         self._check_open(call)
@@ -161,14 +183,3 @@ class Worker:
     def _check_open(self, call: Call) -> None:
         if self._closed:
             raise RuntimeError(f"{call_name(call)} came after shutdown")
-
-
-def _resolve(output: ModelRunnerOutput | AsyncModelRunnerOutput | None) -> ModelRunnerOutput | None:
-    if output is None or isinstance(output, ModelRunnerOutput):
-        return output
-    if isinstance(output, AsyncModelRunnerOutput):
-        return output.get_output()
-    raise TypeError(
-        f"the runner returned a {type(output).__name__}; execute_model and sample_tokens return a ModelRunnerOutput, "
-        "an object with get_output(), or (execute_model only) None"
-    )

@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from enginebay.errors import WorkerFailed, one_line
 
-__all__ = ["PipelineGroup", "TensorGroup", "world_agrees"]
+__all__ = ["Heard", "PipelineGroup", "TensorGroup", "world_agrees"]
 
 _MAX_DETAIL = 300
+_DRAWN = "telling all stages what was drawn"
 
 
 @contextmanager
@@ -77,6 +78,25 @@ class TensorGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """Values on their way from the last stage."""
+
+    group: Any
+    work: Any
+    into: torch.Tensor
+
+    def is_here(self) -> bool:
+        """Whether ``values`` waits for nothing."""
+        return bool(self.work.is_completed())
+
+    def values(self) -> torch.Tensor:
+        """Wait for them."""
+        with _told(_DRAWN, self.group):
+            self.work.wait()
+        return self.into
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineGroup:
     """The ranks that hold the stages of one part of each layer; ``stage`` is this one's, from 0 to ``size`` - 1."""
 
@@ -95,12 +115,22 @@ class PipelineGroup:
             dist.recv(into, group=self.group, group_src=self.stage - 1)
         return into
 
-    def from_last(self, values: torch.Tensor) -> torch.Tensor:
-        """The last stage's values, in place, on every stage."""
-        if values.numel():
-            with _told("telling all stages what was drawn", self.group):
-                dist.broadcast(values, group=self.group, group_src=self.size - 1)
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of all stages' values, in place."""
+        with _told("gathering what each stage knows of its layers", self.group):
+            dist.all_reduce(values, group=self.group)
         return values
+
+    def tell(self, values: torch.Tensor) -> None:
+        """On the last stage: all others get these values, by a ``hear`` of theirs."""
+        with _told(_DRAWN, self.group):
+            dist.broadcast(values, group=self.group, group_src=self.size - 1)
+
+    def hear(self, into: torch.Tensor) -> Heard:
+        """On another stage: the last one's next ``tell``, of as many values. Does not wait for it."""
+        with _told(_DRAWN, self.group):
+            work = dist.broadcast(into, group=self.group, group_src=self.size - 1, async_op=True)
+        return Heard(self.group, work, into)
 
 
 def world_agrees(group: Any, fine: bool, device: torch.device) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +12,32 @@ import torch
 from enginebay.errors import ModelError, WorkerFailed
 from enginebay.interfaces import NoOptions, RunnerContext
 from enginebay.worker.names import Place
-from enginebay_runner_v1.collectives import PipelineGroup, TensorGroup, world_agrees
+from enginebay_runner_v1.collectives import Heard, PipelineGroup, TensorGroup, world_agrees
 from enginebay_runner_v1.pipeline import PipelineStage
 from enginebay_runner_v1.sharding import TensorSplit
 
 __all__ = ["WorldShare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The tokens that rows drew on the last stage, on their way."""
+
+    heard: Heard
+    counts: Sequence[int]
+
+    def is_here(self) -> bool:
+        """Whether reading them waits for nothing."""
+        return self.heard.is_here()
+
+    def token_ids(self) -> list[list[int]]:
+        """Of each row; none where its logits were at fault."""
+        ids: list[int] = self.heard.values().tolist()
+        rows, begin = [], 0
+        for count in self.counts:
+            rows.append([token for token in ids[begin : begin + count] if token >= 0])
+            begin += count
+        return rows
 
 
 class WorldShare:
@@ -42,6 +64,14 @@ class WorldShare:
     def layers(self, model: Any) -> range:
         """The layers that this rank runs."""
         return range(int(model.config.num_hidden_layers)) if self.stage is None else self.stage.layers
+
+    def windows(self, model: Any, own: Sequence[int | None]) -> list[int | None]:
+        """The windows of all of the model's layers, each from the stage that has it; None: such a layer sees all."""
+        if self.stage is None:
+            return list(own)
+        every = torch.zeros(int(model.config.num_hidden_layers), dtype=torch.int64, device=self._device)
+        every[self.stage.layers.start : self.stage.layers.stop] = torch.tensor([window or 0 for window in own])
+        return [window or None for window in self.stage.group.sum(every).tolist()]
 
     @property
     def answers(self) -> bool:
@@ -74,15 +104,19 @@ class WorldShare:
         logits: torch.Tensor = model(**inputs, logits_to_keep=keep).logits
         return logits
 
-    def drawn(self, token_ids: list[int | None], count: int) -> list[int | None]:
-        """What was drawn for ``count`` rows, on every stage; None for a row whose logits are at fault."""
-        if self.stage is None:
-            return token_ids
-        ids = torch.full((count,), -1, dtype=torch.int64, device=self._device)
-        if self.stage.is_last:
-            ids.copy_(torch.tensor([-1 if token is None else token for token in token_ids], dtype=torch.int64))
-        told = self.stage.group.from_last(ids).tolist()
-        return [None if token < 0 else token for token in told]
+    def tell(self, token_ids: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
+        """Tell the other stages what was drawn: of each row up to as many tokens as ``counts`` says; none: a fault."""
+        if self.stage is None or not counts:
+            return
+        padded = [[*ids, *[-1] * (count - len(ids))] for ids, count in zip(token_ids, counts, strict=True)]
+        flat = torch.tensor([token for ids in padded for token in ids], dtype=torch.int64)
+        self.stage.group.tell(flat.to(self._device))
+
+    def hear(self, counts: Sequence[int]) -> Told:
+        """What the last stage will tell of these rows, of which some draws: it is waited for when it is read."""
+        assert self.stage is not None, "whoever answers has drawn it"
+        ids = torch.empty((sum(counts),), dtype=torch.int64, device=self._device)
+        return Told(self.stage.group.hear(ids), counts)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ _FEATURES = frozenset(
     {
         "bad_words",
         "batch_invariant",
+        "grammar",
         "logit_bias",
         "logprobs",
         "min_p",
@@ -49,6 +50,7 @@ def enginebay_register_runners() -> list[RunnerPlugin[NoOptions]]:
                 send_weights=True,
                 tensor_parallel=True,
                 pipeline_parallel=True,
+                max_draft_tokens=64,
                 attention="paged_sdpa",
             ),
             requires_modules={"torch": "torch", "transformers": "transformers"},

@@ -22,6 +22,7 @@ from enginebay.worker.loader import FolderWeights, WeightSource
 from enginebay.worker.loader_empty import weights_of
 from enginebay.worker.loader_sources import GivenWeights
 from enginebay_runner_v1.attention import PagedCache
+from enginebay_runner_v1.groups import LayerGroup
 from enginebay_runner_v1.invariant import Invariance
 from enginebay_runner_v1.parallel import WorldShare
 from enginebay_runner_v1.shapes import LayerShape
@@ -73,6 +74,7 @@ class WeightLife(ModelRunner[NoOptions]):
         super().__init__(context)
         self._model: Any = None
         self._shapes: tuple[LayerShape, ...] = ()
+        self._groups: tuple[LayerGroup, ...] = ()
         self._cache: PagedCache | None = None
         self._invariance: Invariance | None = None
         self._share = WorldShare(context)
@@ -122,7 +124,7 @@ class WeightLife(ModelRunner[NoOptions]):
         assert self._incoming is not None, "the worker keeps the order"
         other = type(self)(self.context)
         other._load(self._incoming.source)
-        if other._shapes != self._shapes:
+        if (other._shapes, other._groups) != (self._shapes, self._groups):
             raise ModelError("the new weights make another KV cache than the old ones: start an engine on them")
         other._cache, other._num_blocks = self._cache, self._num_blocks
         other._attach()

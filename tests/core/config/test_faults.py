@@ -10,10 +10,12 @@ from enginebay.config import EngineConfig, load
 from enginebay.errors import ConfigError
 
 SECTIONS = (
-    "Known sections: model, parallel, device, executor, runner, scheduler, cache, worker, extensions, deadlines, "
-    "engine, server, telemetry"
+    "Known sections: model, parallel, device, executor, runner, scheduler, cache, speculation, worker, extensions, "
+    "deadlines, engine, server, telemetry"
 )
-CACHE = "Known keys: memory_utilization, memory_bytes, num_blocks, block_size, dtype, prefix_caching, hash"
+CACHE = (
+    "Known keys: memory_utilization, memory_bytes, num_blocks, block_size, dtype, prefix_caching, hash, offload_bytes"
+)
 PARALLEL = "Known keys: tensor_parallel_size, pipeline_parallel_size, data_parallel_size"
 SCHEDULER = (
     "Known keys: use, max_num_seqs, max_num_batched_tokens, chunked_prefill, long_prefill_token_threshold, "
@@ -62,6 +64,13 @@ def test_each_fault_has_its_own_origin(tmp_path: Path) -> None:  # P4
         ("deadlines.stop=0", "--set: [deadlines] stop: must be more than 0, and is 0"),
         ("deadlines.stop=inf", "--set: [deadlines] stop: must be a finite number, and is inf"),
         ("device.ids=[0, 'a']", "--set: [device] ids.1: must be a whole number, and is 'a'"),
+        (
+            "cache.offload_bytes=1024",
+            (
+                "--set: [cache] offload_bytes: blocks stay on the device: there is no offloading in this version; "
+                "leave it out, or 0"
+            ),
+        ),
         ("device.ids=3", "--set: [device] ids: must be a list, and is 3"),
         ("executor.options=3", "--set: [executor] options: must be a table, and is 3"),
         (
@@ -106,7 +115,7 @@ def test_each_fault_has_its_own_origin(tmp_path: Path) -> None:  # P4
             ),
         ),
         ("schedular.use=fcfs", f"--set: [schedular]: unknown section. Did you mean 'scheduler'? {SECTIONS}"),
-        ("speculation.use=off", f"--set: [speculation]: unknown section. It is not in this version. {SECTIONS}"),
+        ("recovery.window=1", f"--set: [recovery]: unknown section. It is not in this version. {SECTIONS}"),
         ("scheduler.use.x=1", "--set scheduler.use.x: scheduler.use is a value, and no table"),
         ("scheduler..x=1", "--set scheduler..x: names no section and key; write --set section.key=value"),
     ],

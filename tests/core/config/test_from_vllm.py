@@ -72,7 +72,7 @@ def refused(line: str) -> str:
         ("--no-enable-chunked-prefill", {"scheduler.chunked_prefill": False}),
         ("--long-prefill-token-threshold 512", {"scheduler.long_prefill_token_threshold": 512}),
         ("--async-scheduling", {"scheduler.overlap": "auto"}),
-        ("--no-async-scheduling", {"scheduler.overlap": "off"}),
+        ("--no-async-scheduling", {"scheduler.overlap": False}),
         ("--gpu-memory-utilization 0.9", {"cache.memory_utilization": 0.9}),
         ("--gpu_memory_utilization=1", {"cache.memory_utilization": 1.0}),
         ("--kv-cache-memory-bytes 1G", {"cache.memory_bytes": 1 << 30}),

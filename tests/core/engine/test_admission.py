@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, validate
 from enginebay.errors import InvalidRequest
-from enginebay.messages import FinishReason, SamplingParams
+from enginebay.messages import FinishReason, SamplingParams, StructuredOutput
 from support.fake_engine import FEATURES, FakeEngine
 
 LIMITS = AdmissionLimits(
@@ -159,6 +159,7 @@ PARAMS = {
     "bad_words_token_ids": st.one_of(NUMBERS, st.lists(st.lists(NUMBERS, max_size=2), max_size=2)),
     "stop": st.one_of(TEXTS, st.lists(TEXTS, max_size=2).map(tuple)),
     "stop_token_ids": st.one_of(NUMBERS, st.lists(NUMBERS, max_size=2).map(tuple)),
+    "structured": st.one_of(TEXTS, st.builds(StructuredOutput, json_schema=TEXTS, regex=TEXTS, choice=TEXTS)),
 }
 FIELDS = {
     **dict.fromkeys(("request_id", "tenant", "cache_salt", "adapter", "traceparent"), TEXTS),

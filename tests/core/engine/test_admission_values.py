@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, admit, validate
 from enginebay.errors import InvalidRequest
-from enginebay.messages import ExecuteModel, NewRequest, SamplingParams, SchedulerOutput
+from enginebay.messages import ExecuteModel, NewRequest, SamplingParams, SchedulerOutput, StructuredOutput, ToolSchema
 from enginebay.tracing import parse_traceparent
 from enginebay.transport import decode_call, encode
 from support.fake_engine import FEATURES, FakeEngine
@@ -86,7 +86,7 @@ def plain_types(value: Any) -> bool:
         return all(map(plain_types, value))
     if type(value) is dict:
         return all(plain_types(key) and plain_types(item) for key, item in value.items())
-    if type(value) is SamplingParams:
+    if type(value) in (SamplingParams, StructuredOutput, ToolSchema):
         return all(plain_types(getattr(value, name)) for name in value.__struct_fields__)
     return type(value) in (int, str, float, bytes, bool, type(None))
 
@@ -306,6 +306,19 @@ BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "truncate_prompt_tokens": near(st.one_of(st.none(), SMALL)),
     "logprobs": near(st.one_of(st.none(), st.integers(0, 20))),
     "prompt_logprobs": near(st.one_of(st.none(), st.integers(0, 20))),
+    "structured": near(
+        st.one_of(
+            st.builds(StructuredOutput, json_schema=near(st.sampled_from(['{"a":[1]}', "true", Text("{}")]))),
+            st.builds(StructuredOutput, regex=near(WORDS)),
+            st.builds(StructuredOutput, choice=near(st.lists(WORDS, min_size=1, max_size=2))),
+            st.builds(
+                StructuredOutput,
+                tools=near(
+                    st.lists(near(st.builds(ToolSchema, name=near(WORDS), parameters=near(st.just("{}")))), max_size=2)
+                ),
+            ),
+        )
+    ),
 }
 
 

@@ -63,7 +63,7 @@ def test_a_start_tells_the_hooks_and_says_what_is_in_force(
         "scheduler": "fcfs",
         "attention": "none at all",
         "device": "cpu",
-        "overlap": "off",
+        "overlap": "on",
     }
     assert in_force["kv_blocks"] == "256 ([cache] num_blocks)"
 
@@ -176,7 +176,7 @@ def test_the_start_is_one_trace(fake: Installed, monkeypatch: pytest.MonkeyPatch
         "enginebay.executor": f"uni (enginebay {__version__})",
         "enginebay.runner": "fake (fake-runner 1.0)",
         "enginebay.scheduler": f"fcfs (enginebay {__version__})",
-        "enginebay.overlap": "off",
+        "enginebay.overlap": "on",
         "enginebay.graph": "eager",
         "enginebay.world_size": 1,
         "enginebay.model": "model",

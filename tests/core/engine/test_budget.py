@@ -79,3 +79,29 @@ def test_the_longest_request() -> None:
         longest_request(
             BlockBudget(num_blocks=1, reserved_blocks=1, why="x"), block_size=16, max_model_len=9, explicit=False
         )
+
+
+def grouped(*windows: int | None, shared: int | None = None) -> KVCacheSpec:
+    groups = tuple(
+        KVCacheGroup(
+            layers=(i,), block_size=16, bytes_per_block=1000, kind="full" if w is None else "sliding_window", window=w
+        )
+        for i, w in enumerate(windows)
+    )
+    return KVCacheSpec(groups=groups, bytes_per_block=shared)
+
+
+def test_groups_share_what_they_say_and_the_null_block_is_reserved() -> None:
+    assert budget((grouped(None, 32, shared=1000), 10_000), memory_bytes=10_000).num_blocks == 10
+    got = budget((grouped(None, 32), 10_000), memory_bytes=10_000)
+    assert (got.num_blocks, got.reserved_blocks) == (5, 1)
+    assert [group.window for group in got.groups] == [None, 32]
+
+
+def test_ranks_with_other_groups_are_refused() -> None:
+    with pytest.raises(CapabilityError) as caught:
+        budget((grouped(None, 32), 10_000), (grouped(None), 10_000))
+    assert str(caught.value) == (
+        "rank 1 has the KV groups full, and rank 0 has full, sliding_window 32: a runner's kv_cache_spec names the "
+        "same groups on every rank, those without layers there included"
+    )

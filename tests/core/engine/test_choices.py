@@ -44,9 +44,12 @@ def test_runners_and_schedulers_see_requests_of_their_own() -> None:
     engine = engine_of()
     engine.add("a", "say:no %", **hot(n=3, seed=5, prompt_logprobs=1))
     engine.step()
-    (step,) = engine.executor.steps
-    assert [(new.request_id, new.choice, new.seed) for new in step.new] == [("a#0", 0, 5), ("a#1", 1, 5), ("a#2", 2, 5)]
-    assert [new.params.prompt_logprobs for new in step.new] == [1, None, None]
+    engine.step()
+    first, then = engine.executor.steps
+    assert [(new.request_id, new.choice, new.seed) for new in first.new] == [("a#0", 0, 5)]
+    assert [(new.request_id, new.choice, new.seed) for new in then.new] == [("a#1", 1, 5), ("a#2", 2, 5)]
+    assert [new.params.prompt_logprobs for new in (*first.new, *then.new)] == [1, None, None]
+    assert [new.num_computed_tokens for new in (*first.new, *then.new)] == [0, 4, 4]  # a block of the prompt is shared
     rows = engine.core._requests.ledger.of_client("a")
     assert [(row.parent_id, row.client_id, row.arrival_number) for row in rows] == [
         ("a", "a", 0),
@@ -58,14 +61,16 @@ def test_runners_and_schedulers_see_requests_of_their_own() -> None:
 def test_a_drawn_seed_is_the_same_for_all_choices() -> None:
     engine = engine_of()
     engine.add("a", **hot(n=4))
-    engine.step()
-    assert len({new.seed for new in engine.executor.steps[0].new}) == 1
+    engine.run()
+    seeds = [new.seed for step in engine.executor.steps for new in step.new]
+    assert len(seeds) == 4
+    assert len(set(seeds)) == 1
 
 
 def test_an_abort_ends_all_that_have_not_ended() -> None:  # E1, E6
     engine = engine_of()
     engine.add("a", "say:%" + "x" * 8, **hot(n=3, max_tokens=5, stop=("1xx",)))
-    for _ in range(3):
+    for _ in range(4):  # the first of them for the first choice alone
         engine.step()
     assert list(engine.last) == ["a/1"]
     engine.core.abort(["a", "a#0", "nobody"])

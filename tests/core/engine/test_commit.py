@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.engine.commit import StopStrings, TextState, Trimmed, no_text, trim
+from enginebay.engine.commit import Ends, StopStrings, TextState, Trimmed, no_text, trim
 from enginebay.messages import FinishReason, SamplingParams
 from enginebay.text import IncrementalDetokenizer
 from support.fake_engine import EOS, Bytes, FakeEngine
@@ -17,15 +17,9 @@ from support.tiny_tokenizers import KINDS
 
 def commit(drawn: list[int], *, before: int = 0, max_model_len: int = 100, prompt: int = 2, **params: Any) -> Trimmed:
     asked = SamplingParams(**params)
-    return trim(
-        drawn,
-        params=asked,
-        text=TextState(asked, Bytes()),
-        num_prompt_tokens=prompt,
-        num_output_tokens=before,
-        eos_token_ids=frozenset({EOS}),
-        max_model_len=max_model_len,
-    )
+    ends = Ends.of(asked, num_prompt_tokens=prompt, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len)
+    text = TextState(asked, Bytes())
+    return trim(drawn, ends=ends, min_tokens=asked.min_tokens, text=text, num_output_tokens=before)
 
 
 def test_eos_ends_and_stays_out_of_the_text() -> None:  # S7
@@ -129,15 +123,8 @@ def test_text_that_was_held_back_comes_with_the_end() -> None:  # S7
 
 def test_a_model_without_text_still_stops_by_tokens() -> None:
     params = SamplingParams(max_tokens=2)
-    got = trim(
-        [1, 2, 3],
-        params=params,
-        text=TextState(params, no_text(True)),
-        num_prompt_tokens=1,
-        num_output_tokens=0,
-        eos_token_ids=frozenset(),
-        max_model_len=100,
-    )
+    ends = Ends.of(params, num_prompt_tokens=1, eos_token_ids=frozenset(), max_model_len=100)
+    got = trim([1, 2, 3], ends=ends, min_tokens=0, text=TextState(params, no_text(True)), num_output_tokens=0)
     assert (got.token_ids, got.text, got.finish) == ((1, 2), "", FinishReason.LENGTH)
 
 

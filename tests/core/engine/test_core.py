@@ -96,8 +96,7 @@ def test_a_token_that_the_model_does_not_have_fails_its_request() -> None:
 
 
 def test_sampling_in_a_second_call() -> None:
-    engine = FakeEngine()
-    engine.executor.two_phases = True
+    engine = FakeEngine(constrained=True)
     assert engine.answer(max_tokens=5)[0] == DEFAULT[:5]
 
 

@@ -18,10 +18,10 @@ from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerLost
 from enginebay.interfaces import NoOptions, RequestView, Scheduler, SchedulerContext, WorkerExit
-from enginebay.messages import FinishReason, RequestOutput
+from enginebay.messages import FinishReason, RequestOutput, SamplingParams, StructuredOutput
 from enginebay.runtime import system_runtime
 from enginebay.scheduling import MechanicsScheduler
-from support.fake_engine import Arrival, FakeEngine
+from support.fake_engine import Arrival, FakeEngine, answer_of
 
 METHODS = [
     "add_request",
@@ -48,14 +48,15 @@ class Fragile:
         return getattr(self._inner, name)
 
 
-def fragile() -> tuple[FakeEngine, Fragile]:
+def fragile(method: str = "") -> tuple[FakeEngine, Fragile]:
+    """An engine over a scheduler whose ``method`` will fail; masks are asked for only where there is a grammar."""
     made: list[Fragile] = []
 
     def make(context: SchedulerContext[NoOptions]) -> Any:
         made.append(Fragile(context))
         return made[-1]
 
-    engine = FakeEngine(scheduler=make)
+    engine = FakeEngine(scheduler=make, constrained=method == "get_grammar_bitmask")
     return engine, made[0]
 
 
@@ -76,7 +77,7 @@ ENTRIES: list[tuple[str, Callable[[FakeEngine], object]]] = [
 def test_whatever_a_scheduler_raises_is_the_death_with_its_name(
     method: str, entry: Callable[[FakeEngine], object]
 ) -> None:
-    engine, scheduler = fragile()
+    engine, scheduler = fragile(method)
     engine.add("a", max_tokens=50)
     engine.step()
     scheduler.fails = method
@@ -132,9 +133,10 @@ class Sink:
 @pytest.mark.parametrize("method", METHODS)
 def test_clients_of_the_loop_are_told_with_the_class(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "_IDLE_SECONDS", 0.01)  # a loop that has nothing to do is turned here by hand
-    engine, scheduler = fragile()
+    engine, scheduler = fragile(method)
     loop, sink = EngineLoop(engine.core), Sink()
-    ask = Ask(request_id="a", prompt_token_ids=(1, 2, 3))
+    structured = StructuredOutput(choice=(answer_of((1, 2, 3)),)) if engine.constrained else None
+    ask = Ask(request_id="a", prompt_token_ids=(1, 2, 3), params=SamplingParams(structured=structured))
     if method == "add_request":
         scheduler.fails = method
     loop.send(Add(ask=ask, sink=sink, operation="text_completion"))

@@ -43,11 +43,10 @@ def test_any_failed_steps(steps: set[int], depth: int) -> None:
     engine.check_ends()
 
 
-@pytest.mark.parametrize("two_phases", [False, True], ids=["one call a step", "two calls a step"])
+@pytest.mark.parametrize("constrained", [False, True], ids=["one call a step", "two calls a step"])
 @pytest.mark.parametrize("error", [ValueError("boom"), OutOfMemory("all is taken"), MemoryError("all is taken")])
-def test_three_failures_in_a_row_are_the_death_with_one_root_cause(error: Exception, two_phases: bool) -> None:  # E2
-    engine = Mortal()
-    engine.executor.two_phases = two_phases
+def test_three_failures_in_a_row_are_the_death_with_one_root_cause(error: Exception, constrained: bool) -> None:  # E2
+    engine = Mortal(constrained=constrained)
     while len(engine.tokens) < 2:
         engine.step()
     engine.fail(set(range(1000)), error)
@@ -73,9 +72,9 @@ def test_progress_in_between_begins_the_count_again() -> None:
     assert engine.generation.current >= 8
 
 
-def test_a_failure_in_the_second_call_of_a_step() -> None:
-    engine = Mortal(max_failed_steps=100)
-    engine.executor.two_phases = True
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_failure_in_the_second_call_of_a_step(depth: int) -> None:
+    engine = Mortal(depth, max_failed_steps=100, constrained=True)
     submit, count = engine.executor.submit, 0
 
     def failing(envelope: Envelope) -> Future[Replies]:

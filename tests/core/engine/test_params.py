@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_size, validate
 from enginebay.errors import InvalidRequest, RequestTooLong
-from enginebay.messages import SamplingParams
+from enginebay.messages import SamplingParams, StructuredOutput
 from support.fake_engine import FEATURES
 
 LIMITS = AdmissionLimits(
@@ -140,6 +140,7 @@ WISHES: dict[str, tuple[str, Any]] = {
     "min_tokens": ("min_tokens", 1),
     "logprobs": ("logprobs", 0),
     "prompt_logprobs": ("prompt_logprobs", 0),
+    "structured": ("grammar", StructuredOutput(regex="a")),
 }
 EVERYWHERE = {
     "max_tokens",

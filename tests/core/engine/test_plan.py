@@ -33,7 +33,12 @@ def test_defaults(parts: FakeSite) -> None:  # P8
         InForce("block_size", "16", "default"),
         InForce("prefix_caching", "on", "default"),
         InForce("cache size", "auto", "settled when the worker has loaded the model"),
-        InForce("overlap", "off", "this version runs steps one after another"),
+        InForce("long_prefill_token_threshold", "no cap", "default"),
+        InForce("reserve_whole_prompt", "off", "default"),
+        InForce("watermark", "0.0% of the KV blocks", "default"),
+        InForce("no_evict", "off", "default"),
+        InForce("overlap", "off", "executor 'uni' takes one step at a time"),
+        InForce("speculation", "off", "default"),
         InForce("execution", "eager", "runner 'v1' captures no graph"),
         InForce("attention", "auto", "settled when the worker has loaded the model"),
     )
@@ -46,6 +51,26 @@ def test_defaults(parts: FakeSite) -> None:  # P8
     assert planned.limits.max_num_seqs == 256
     assert planned.limits.max_num_batched_tokens == 2048
     assert planned.world.ranks == (RankPlace(),)
+
+
+def test_what_the_mechanics_keep_is_shown_with_its_origin(parts: FakeSite) -> None:  # P8
+    sets = ("long_prefill_token_threshold=64", "reserve_whole_prompt=true", "watermark=0.05", "no_evict=true")
+    planned = make_plan(parts, *(f"scheduler.{one}" for one in sets), "scheduler.chunked_prefill=false")
+    names = [one.partition("=")[0] for one in (*sets, "chunked_prefill")]
+    assert [(i.value, i.why) for name in names for i in planned.in_force if i.name == name] == [
+        ("64", "--set"),
+        ("on", "--set"),
+        ("5.0% of the KV blocks", "--set"),
+        ("on", "--set"),
+        ("off", "--set"),
+    ]
+    limits = planned.limits
+    assert (limits.long_prefill_token_threshold, limits.reserve_whole_prompt, limits.watermark, limits.no_evict) == (
+        64,
+        True,
+        0.05,
+        True,
+    )
 
 
 def test_what_was_set_is_kept_with_its_origin(parts: FakeSite) -> None:  # P8
@@ -67,6 +92,8 @@ def test_what_was_set_is_kept_with_its_origin(parts: FakeSite) -> None:  # P8
     told = in_force(planned)
     assert {name for name, (_, why) in told.items() if why == "--set"} == {
         "device",
+        "watermark",
+        "no_evict",
         "dtype",
         "cache_dtype",
         "max_model_len",

@@ -49,8 +49,18 @@ from support.plans import in_force, make_plan, refused
             ),
         ),
         (
-            "scheduler.overlap=on",
-            ('[scheduler] overlap is "on", and this version runs steps one after another: set it to "auto" or "off".'),
+            "scheduler.overlap=true",
+            (
+                "[scheduler] overlap = true (--set): executor 'uni' takes one step at a time: leave it out, or set it "
+                "to false."
+            ),
+        ),
+        (
+            "speculation.use=ngram",
+            (
+                "[speculation] max_tokens is 4, and runner 'v1' verifies no proposals: "
+                'set use = "off", or choose another.'
+            ),
         ),
     ],
 )

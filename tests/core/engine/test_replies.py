@@ -66,16 +66,15 @@ class Stale:
 
 
 @pytest.mark.parametrize(
-    ("two_phases", "relabelled"),
+    ("constrained", "relabelled"),
     [(False, False), (True, False), (False, True)],
     ids=["one call a step", "two calls a step", "under the id of the call that is waited for"],
 )
 @pytest.mark.parametrize("when", [{1}, {2, 3}, {1, 4, 6}])
 def test_an_answer_to_an_earlier_call_is_dropped_and_counted(
-    when: set[int], two_phases: bool, relabelled: bool
+    when: set[int], constrained: bool, relabelled: bool
 ) -> None:
-    engine = FakeEngine()
-    engine.executor.two_phases = two_phases
+    engine = FakeEngine(constrained=constrained)
     through(engine, Stale(when, relabelled=relabelled))
     engine.add("a", max_tokens=8)
     engine.add("b", "say:hello")

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from enginebay.engine.startup.bringup import BringUp
 from enginebay.engine.startup.plan import Plan, plan
 from enginebay.errors import EngineDead, WorkerHung, WorkerLost
 from enginebay.interfaces import WorkerExit
-from enginebay.messages import FinishReason, PluginIdentity, PluginsLoaded
+from enginebay.messages import FinishReason, PluginIdentity, PluginsLoaded, RequestOutput
 from enginebay.plugins import PluginHost
 from enginebay.runtime import system_runtime
 from enginebay_uni.executor import UniExecutor
@@ -71,10 +71,12 @@ def add_all(core: EngineCore) -> None:
         )
 
 
-def run(core: EngineCore, before: Callable[[int], None] = lambda step: None) -> dict[str, str]:
-    """Steps until all have ended; their texts. ``before`` is called before each."""
+def run(
+    core: EngineCore, before: Callable[[int], None] = lambda step: None, said: Sequence[RequestOutput] = ()
+) -> dict[str, str]:
+    """Steps until all have ended; their texts, after what was ``said``. ``before`` is called before each."""
     texts: dict[str, str] = {}
-    lengths: dict[str, int] = {}
+    lengths = {output.request_id: len(output.token_ids) for output in said}
     step = 0
     while core.has_work():
         before(step)
@@ -206,7 +208,7 @@ def test_a_worker_that_is_not_the_same_is_refused(
 ) -> None:
     core = start_core()
     add_all(core)
-    core.step()
+    first, _ = core.step()
     if spoil == "plugins":
         call = BringUp._call
 
@@ -233,7 +235,7 @@ def test_a_worker_that_is_not_the_same_is_refused(
         monkeypatch.setattr(FakeRunner, "load_model", missing)
     kill(core)
     with pytest.raises(WorkerLost) as caught:
-        run(core)
+        run(core, said=first)
     message = str(caught.value)
     assert message.startswith("the engine stopped: rank 0: the worker")
     assert "; the workers could not be started again: " in message

@@ -149,7 +149,7 @@ def test_a_front_end_that_goes_away_frees_its_blocks(slow: Serving) -> None:  # 
         front.hear(Delta)
         assert slow.front.client.stats().scheduler.num_free_blocks < 256
     eventually(lambda: slow.num_unfinished == 0)
-    assert slow.front.client.stats().scheduler.num_free_blocks == 256
+    eventually(lambda: slow.front.client.stats().scheduler.num_free_blocks == 256)  # a step may be in flight
     assert slow.service.num_front_ends == 0
 
 

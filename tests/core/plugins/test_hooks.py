@@ -12,6 +12,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import ConfigError, PluginBroken
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import Executor
+from enginebay.kvcache import CacheCleared, CacheEventBatch
 from enginebay.messages import SchedulerStats, StepReport
 from enginebay.plugins import PluginHost
 from support.fake_dist import FakeSite
@@ -253,6 +254,10 @@ def test_each_hook_passes_what_it_says() -> None:
         def enginebay_request_finished(self, summary: Any) -> None:
             seen["request_finished"] = {"summary": summary}
 
+        @hookimpl
+        def enginebay_cache_events(self, batch: Any) -> None:
+            seen["cache_events"] = {"batch": batch}
+
     host = PluginHost(entry_points=())
     host._manager.register(Recorder())
     host.hooks.refresh()
@@ -262,6 +267,7 @@ def test_each_hook_passes_what_it_says() -> None:
         "worker_started": {"worker": object()},
         "memory_snapshot": {"rank": 3, "snapshot": object()},
         "step_finished": {"report": REPORT},
+        "cache_events": {"batch": CacheEventBatch(step=1, generation=0, events=(CacheCleared(),))},
         "request_finished": {"summary": object()},
     }
     for name, arguments in given.items():

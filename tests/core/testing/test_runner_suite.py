@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from enginebay.interfaces import NoOptions, RunnerCapabilities, RunnerContext
 from enginebay.messages import (
     FinishWeightUpdate,
+    KVCacheSpec,
     ModelInfo,
     ModelRunnerOutput,
     RankPlace,
@@ -83,6 +84,9 @@ class Altered:
         after: Callable[[ModelRunnerOutput], ModelRunnerOutput] = lambda output: output,
     ) -> None:
         self.inner, self.before, self.after = inner, before, after
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        return self.inner.kv_cache_spec()
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self.inner.initialize_kv_cache(num_blocks)

@@ -251,7 +251,7 @@ def test_execute_then_sample() -> None:
     one = worker(ScriptedDevice("cuda"))
     start_all(one)
     BEHAVIOUR["sample_tokens"] = output("a")
-    step = ExecuteModel(scheduler_output=SchedulerOutput(step=1))
+    step = ExecuteModel(scheduler_output=SchedulerOutput(step=1, constrained=("a",)))
     result = one.handle(step)
     assert isinstance(result, StepResult)
     assert (result.output, result.step) == (None, 1)
@@ -259,6 +259,17 @@ def test_execute_then_sample() -> None:
     sampled = one.handle(SampleTokens())
     assert isinstance(sampled, StepResult)
     assert (sampled.output, sampled.step) == (output("a"), 1)
+    with pytest.raises(RuntimeError, match="sample_tokens came without a step before it"):
+        one.handle(SampleTokens())
+
+
+def test_a_step_without_masks_is_drawn_in_the_same_call() -> None:
+    one = worker(ScriptedDevice("cuda"))
+    start_all(one)
+    BEHAVIOUR["sample_tokens"] = output("a")
+    result = one.handle(ExecuteModel(scheduler_output=SchedulerOutput(step=1)))
+    assert isinstance(result, StepResult)
+    assert (result.output, result.step) == (output("a"), 1)
     with pytest.raises(RuntimeError, match="sample_tokens came without a step before it"):
         one.handle(SampleTokens())
 
@@ -274,6 +285,20 @@ def test_an_async_output_is_resolved_before_the_reply() -> None:
     result = one.handle(ExecuteModel(scheduler_output=SchedulerOutput(step=1)))
     assert isinstance(result, StepResult)
     assert result.output == output("b")
+
+
+def test_an_async_output_is_read_on_the_output_rank_alone() -> None:
+    class Never:
+        def get_output(self) -> Any:
+            raise AssertionError("nobody reads it here")
+
+    world = WorldPlan(ranks=(RankPlace(rank=1),), output_rank=0)
+    one = Worker(
+        payload(place=RankPlace(rank=1), world=world), host=scripted_host(), make_device=lambda kind: ScriptedDevice()
+    )
+    start_all(one)
+    BEHAVIOUR["execute_model"] = lambda _: Never()
+    assert one.handle(ExecuteModel(scheduler_output=SchedulerOutput(step=1))) == Ack()
 
 
 def test_a_runner_that_returns_something_else_is_named() -> None:

@@ -24,6 +24,7 @@ from enginebay.messages import (
     ExtensionAnswered,
     ProfileWritten,
     ReadStatus,
+    ResetPrefixCache,
     Resume,
     Sleep,
     SleepWorker,
@@ -47,7 +48,7 @@ _LONGEST_CALL: Final = 7 * 24 * 3600.0
 
 
 class Controls:
-    """Carries out commands, one at a time; none of them may come while a step is in flight.
+    """Carries out commands, one at a time; those of ``QUIET`` come when no step is in flight.
 
     ``anew`` puts a fresh scheduler over an empty KV cache under the next generation; ``unfinished`` counts requests.
     """
@@ -87,6 +88,9 @@ class Controls:
                 return self._weights.finish(command)
             case AbortTensors():
                 return self._weights.abort(command)
+            case ResetPrefixCache():
+                self._parts.cache.reset()
+                return ControlDone()
             case CallWorkers():
                 return self._call_workers(command)
             case StartProfile():

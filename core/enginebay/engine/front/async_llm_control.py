@@ -20,7 +20,7 @@ from enginebay.engine.control.words import (
     update_command,
 )
 from enginebay.engine.front.front import Front
-from enginebay.messages import ControlDone, Drain, ReadStatus, Resume, Sleep, StopProfile, WakeUp
+from enginebay.messages import ControlDone, Drain, ReadStatus, ResetPrefixCache, Resume, Sleep, StopProfile, WakeUp
 
 __all__ = ["AsyncLLMControl"]
 
@@ -61,6 +61,10 @@ class AsyncLLMControl(ABC):
         finally:
             asked = self._live().client.control(AbortTensors(update=update))  # does nothing once they are in force
             await asyncio.shield(self._answer(asked))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget what the KV cache holds of texts that were."""
+        await self._ask(ResetPrefixCache())
 
     async def collective_rpc(
         self,

@@ -18,7 +18,7 @@ from enginebay.engine.control.words import (
     update_command,
 )
 from enginebay.engine.front.front import Front
-from enginebay.messages import ControlDone, Drain, ReadStatus, Resume, Sleep, StopProfile, WakeUp
+from enginebay.messages import ControlDone, Drain, ReadStatus, ResetPrefixCache, Resume, Sleep, StopProfile, WakeUp
 
 __all__ = ["LLMControl"]
 
@@ -71,6 +71,13 @@ class LLMControl(ABC):
             self._ask(FinishTensors(update=update, version=version))
         finally:
             self._ask(AbortTensors(update=update))  # does nothing once they are in force
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what the KV cache holds of texts that were: the next request computes all of its prompt.
+
+        Raises ``EngineBusy``, and changes nothing, while requests hold blocks.
+        """
+        self._ask(ResetPrefixCache())
 
     def collective_rpc(
         self,

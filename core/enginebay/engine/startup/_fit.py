@@ -62,7 +62,7 @@ def check_fit(
     executors: Sequence[str],
 ) -> None:
     """Raise ``CapabilityError`` for the first thing that does not fit; ``executors`` are the installed names."""
-    _refuse(_runner(config, runner) or _order(executor, scheduler, executors) or _not_yet(config, runner))
+    _refuse(_runner(config, runner) or _order(executor, scheduler, executors) or _wishes(config, runner))
 
 
 def _refuse(reason: str | None) -> None:
@@ -123,14 +123,17 @@ def _order(executor: ExecutorPlugin[Any], scheduler: SchedulerPlugin[Any], execu
     )
 
 
-def _not_yet(config: EngineConfig, runner: RunnerPlugin[Any]) -> str | None:
+def _wishes(config: EngineConfig, runner: RunnerPlugin[Any]) -> str | None:
     if config.engine.batch_invariant and "batch_invariant" not in runner.capabilities.features:
         return (
             f"[engine] batch_invariant is on, and runner '{runner.name}' does not compute the same bits whatever the "
             f"batch: choose a runner with the feature batch_invariant, or turn it off."
         )
-    if config.scheduler.overlap == "on":
-        return '[scheduler] overlap is "on", and this version runs steps one after another: set it to "auto" or "off".'
+    asked, most = config.speculation.num_tokens, runner.capabilities.max_draft_tokens
+    if asked > most:
+        can = f"verifies at most {most} proposals of a request in a step" if most else "verifies no proposals"
+        way_out = f"lower max_tokens to {most}" if most else 'set use = "off"'
+        return f"[speculation] max_tokens is {asked}, and runner '{runner.name}' {can}: {way_out}, or choose another."
     return None
 
 

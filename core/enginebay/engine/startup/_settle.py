@@ -66,6 +66,7 @@ class _Settling:
             "cache.prefix_caching", self.config.cache.prefix_caching, self.constraints.prefix_caching
         )
         self._cache_size()
+        self._as_set()
         scheduler = self.config.scheduler
         limits = SchedulerLimits(
             max_num_seqs=seqs,
@@ -109,6 +110,17 @@ class _Settling:
             )
         self._note("dtype", self.model.dtype, "the model's")
         return self.model.dtype
+
+    def _as_set(self) -> None:
+        """What the mechanics keep for every policy, and no runner has a say in."""
+        scheduler = self.config.scheduler
+        for name, value in (
+            ("long_prefill_token_threshold", scheduler.long_prefill_token_threshold or "no cap"),
+            ("reserve_whole_prompt", scheduler.reserve_whole_prompt),
+            ("watermark", f"{scheduler.watermark:.1%} of the KV blocks"),
+            ("no_evict", scheduler.no_evict),
+        ):
+            self._note(name, value, self.resolved.origin(f"scheduler.{name}"))
 
     def _cache_dtype(self, dtype: str) -> str:
         asked = self.config.cache.dtype

@@ -47,6 +47,8 @@ def terms_of(plan: Plan) -> dict[str, str]:
         "[cache] dtype": plan.cache_dtype,
         "[cache] block_size": str(plan.block_size),
         "[cache] prefix_caching": str(plan.prefix_caching),
+        "[scheduler] overlap": f"{plan.depth} steps in flight",
+        "[speculation]": str(plan.config.speculation),
         "[engine] batch_invariant": str(plan.config.engine.batch_invariant),
         "[engine] compare_every": str(plan.config.engine.compare_every),
     }

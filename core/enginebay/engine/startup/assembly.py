@@ -110,6 +110,7 @@ def _bring_up(ground: Ground, bring_up: BringUp, agreement: Agreement | None, le
         reserved_blocks=plan.constraints.reserved_blocks,
         max_num_seqs=plan.limits.max_num_seqs,
         max_model_len=plan.max_model_len,
+        max_step_tokens=None if plan.limits.no_evict else plan.depth * plan.limits.max_num_batched_tokens,
     )
     if agreement is not None:
         budget = fewest_blocks(agreement, budget, plan.config.deadlines.load_model)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from enginebay.engine.admission.limits import AdmissionLimits, CheckFits
 from enginebay.engine.agreement import Agreement
+from enginebay.engine.cache import CacheSeat
 from enginebay.engine.commit import Detokenizer
+from enginebay.engine.grammars import Grammars
 from enginebay.engine.parts import CoreParts, Observers
+from enginebay.engine.speculation import NgramProposer
 from enginebay.engine.startup._launched import why_untimed
 from enginebay.engine.startup.bringup import LoadedWorkers
 from enginebay.engine.startup.budget import BlockBudget
@@ -17,9 +21,11 @@ from enginebay.engine.startup.ground import Ground
 from enginebay.engine.startup.plan import Plan
 from enginebay.engine.startup.respawn import Respawn
 from enginebay.engine.startup.texts import bad_word_ids
-from enginebay.interfaces import Plugin, Scheduler, SchedulerLimits
+from enginebay.interfaces import Plugin, Propose, Scheduler, SchedulerLimits
 from enginebay.kvcache import KVCacheManager
+from enginebay.runtime import Runtime
 from enginebay.scheduling import make_scheduler
+from enginebay.structured import GrammarState, GrammarStore, HelperCompiler
 from enginebay.text import IncrementalDetokenizer, Tokenizer
 
 __all__ = ["Standing", "core_parts"]
@@ -48,12 +54,20 @@ def core_parts(
     if plan.executor.plugin.capabilities.restartable:
         respawn = Respawn(ground, standing.workers, budget.num_blocks)
 
+    seat = _seat(ground)
+    grammars = _grammars(plan, runtime, tokenizer, agreed=agreement is not None)
+
+    def release() -> None:
+        grammars.stop()
+        ground.release()
+
     def detokenizer(skip_special_tokens: bool) -> Detokenizer:
         return IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
 
     return CoreParts(
         executor=ground.executor,
-        make_scheduler=lambda: _scheduler(ground, now, budget, limits),
+        make_scheduler=lambda: _scheduler(ground, now, budget, limits, seat),
+        cache=seat,
         runtime=runtime,
         hooks=observers,
         limits=_admission(plan, limits, budget, tokenizer),
@@ -62,7 +76,8 @@ def core_parts(
         scheduler_name=plan.scheduler.name_and_version,
         runner_name=plan.runner.name_and_version,
         executor_name=plan.executor.name_and_version,
-        max_tokens_per_step=plan.constraints.max_tokens_per_step,
+        max_tokens_per_step=plan.runner.plugin.capabilities.constraints.max_tokens_per_step,
+        depth=plan.depth,
         eos_token_ids=frozenset(plan.model.eos_token_ids),
         max_model_len=standing.longest,
         generation=ground.generation,
@@ -71,7 +86,8 @@ def core_parts(
         output_rank=plan.world.output_rank,
         num_ranks=len(plan.world.own_places),
         respawn=respawn,
-        release=ground.release,
+        release=release,
+        grammars=grammars,
         step_timeout=deadlines.step,
         stop_timeout=deadlines.stop,
         heartbeat=deadlines.heartbeat,
@@ -89,8 +105,27 @@ def core_parts(
     )
 
 
+def _grammars(plan: Plan, runtime: Runtime, tokenizer: Tokenizer, *, agreed: bool) -> Grammars:
+    """Nothing is loaded before the first request that has a grammar."""
+    vocab_size, eos_token_ids = plan.model.vocab_size, frozenset(plan.model.eos_token_ids)
+    compiler = HelperCompiler(runtime, tokenizer=tokenizer.to_json, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+    def result(future: Future[GrammarState]) -> GrammarState:
+        return runtime.wait(future, runtime.clock.now())
+
+    store = GrammarStore(compiler, get=result, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    return Grammars(store, agreed=runtime if agreed else None)
+
+
+def _seat(ground: Ground) -> CacheSeat:
+    """Where the caches go; what happens in them is told, if anybody listens."""
+    listens = bool(ground.hooks.listeners("enginebay_cache_events"))
+    replica = ground.plan.world.data_parallel_index
+    return CacheSeat(ground.hooks.cache_events if listens else None, replica=replica)
+
+
 def _scheduler(
-    ground: Ground, now: Callable[[], float], budget: BlockBudget, limits: SchedulerLimits
+    ground: Ground, now: Callable[[], float], budget: BlockBudget, limits: SchedulerLimits, seat: CacheSeat
 ) -> Scheduler[Any]:
     """An empty scheduler over an empty KV cache of its own."""
     plan = ground.plan
@@ -99,15 +134,29 @@ def _scheduler(
         plan.scheduler.options,
         limits=limits,
         constraints=plan.constraints,
-        kv_cache=KVCacheManager(
-            num_blocks=budget.num_blocks,
-            block_size=plan.block_size,
-            prefix_caching=plan.prefix_caching,
-            reserved_blocks=budget.reserved_blocks,
-            weights=ground.life.weights_key,
+        kv_cache=seat.put(
+            KVCacheManager(
+                num_blocks=budget.num_blocks,
+                block_size=plan.block_size,
+                prefix_caching=plan.prefix_caching,
+                reserved_blocks=budget.reserved_blocks,
+                weights=ground.life.weights_key,
+                layout=f"{plan.cache_dtype}, {plan.world.tensor_parallel_size} tensor ranks",
+                groups=budget.groups,
+                max_step_tokens=budget.max_step_tokens,
+                events=seat.events,
+            )
         ),
         now=now,
+        propose=_proposer(plan),
     )
+
+
+def _proposer(plan: Plan) -> Propose | None:
+    asked = plan.config.speculation
+    if not asked.num_tokens:
+        return None
+    return NgramProposer(shortest=asked.ngram_min, longest=asked.ngram_max, max_tokens=asked.num_tokens)
 
 
 def _admission(plan: Plan, limits: SchedulerLimits, budget: BlockBudget, tokenizer: Tokenizer) -> AdmissionLimits:
@@ -122,6 +171,8 @@ def _admission(plan: Plan, limits: SchedulerLimits, budget: BlockBudget, tokeniz
             constraints=plan.constraints,
             num_blocks=budget.num_blocks - budget.reserved_blocks,
             block_size=plan.block_size,
+            groups=budget.groups,
+            max_step_tokens=budget.max_step_tokens,
         ),
         max_model_len=limits.max_model_len,
         bad_word_ids=bad_word_ids(tokenizer),

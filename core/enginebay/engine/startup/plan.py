@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from enginebay.config import EngineConfig, Resolved
 from enginebay.engine.startup._choose import choose_runner
 from enginebay.engine.startup._fit import check_executor, check_fit, plan_workers
 from enginebay.engine.startup._launched import own_rank
+from enginebay.engine.startup._overlap import can_overlap, settle_overlap
 from enginebay.engine.startup._settle import InForce, Settled, settle
 from enginebay.interfaces import (
     BatchConstraints,
@@ -34,7 +37,8 @@ __all__ = ["InForce", "Plan", "plan"]
 class Plan:
     """An engine that could be assembled: every value is the one in force, and ``in_force`` tells where it is from.
 
-    ``block_size`` and ``max_model_len`` are in tokens; ``dtype`` and ``cache_dtype`` are names such as "bfloat16".
+    ``block_size`` and ``max_model_len`` are in tokens; ``dtype`` and ``cache_dtype`` are names such as "bfloat16";
+    ``depth`` is how many steps may be in flight. ``constraints`` are the runner's, with the proposals in force.
     """
 
     config: EngineConfig
@@ -51,6 +55,7 @@ class Plan:
     cache_dtype: str
     prefix_caching: bool
     in_force: tuple[InForce, ...]
+    depth: int = 1
     extensions: tuple[Loaded[ExtensionPlugin[Any]], ...] = ()
     worker_extensions: tuple[Loaded[WorkerExtensionPlugin[Any]], ...] = ()
 
@@ -83,7 +88,16 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         scheduler=scheduler.plugin,
         executors=executors,
     )
-    settled = settle(resolved, model, runner.plugin.capabilities.constraints, runner.name_and_version)
+    declared = runner.plugin.capabilities.constraints
+    settled = settle(resolved, model, declared, runner.name_and_version)
+    drawn = max(declared.max_tokens_per_step, 1 + config.speculation.num_tokens)
+    constraints = msgspec.structs.replace(declared, max_tokens_per_step=drawn)
+    depth, overlap = settle_overlap(
+        resolved,
+        executor.plugin,
+        scheduler=scheduler.plugin.name,
+        safe=lambda: can_overlap(scheduler, settled, constraints),
+    )
     host.hooks.configure(config)
     parts = _parts_in_force(resolved, host, model, executor, scheduler, runner, runner_why, extensions, in_workers)
     return Plan(
@@ -94,13 +108,14 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         scheduler=scheduler,
         world=world,
         limits=settled.limits,
-        constraints=runner.plugin.capabilities.constraints,
+        constraints=constraints,
         block_size=settled.block_size,
         max_model_len=settled.limits.max_model_len,
         dtype=settled.dtype,
         cache_dtype=settled.cache_dtype,
         prefix_caching=settled.prefix_caching,
-        in_force=(*parts, *_settled_in_force(settled, runner.plugin)),
+        in_force=(*parts, *_settled_in_force(resolved, settled, overlap, runner.plugin)),
+        depth=depth,
         extensions=extensions,
         worker_extensions=in_workers,
     )
@@ -135,6 +150,7 @@ def _parts_in_force(
         InForce("executor", config.executor.use, f"{executor.origin}; {resolved.origin('executor.use')}"),
         InForce("runner", runner.plugin.name, f"{runner.origin}; {runner_why}"),
         InForce("scheduler", config.scheduler.use, f"{scheduler.origin}; {resolved.origin('scheduler.use')}"),
+        *_scheduler_options(resolved, scheduler),
         *(
             InForce(f"extension {one.plugin.name}", _compact(one), f"{one.origin}; {resolved.source('extensions')}")
             for one in extensions
@@ -162,11 +178,16 @@ def _parts_in_force(
     return tuple(parts)
 
 
-def _settled_in_force(settled: Settled, runner: RunnerPlugin[Any]) -> tuple[InForce, ...]:
+def _settled_in_force(
+    resolved: Resolved, settled: Settled, overlap: InForce, runner: RunnerPlugin[Any]
+) -> tuple[InForce, ...]:
     captures, attention = runner.capabilities.captures_graph, runner.capabilities.attention
+    speculation = resolved.config.speculation
+    proposed = f"{speculation.use}, at most {speculation.max_tokens} tokens" if speculation.num_tokens else "off"
     return (
         *settled.in_force,
-        InForce("overlap", "off", "this version runs steps one after another"),
+        overlap,
+        InForce("speculation", proposed, resolved.origin("speculation.use")),
         InForce(
             "execution",
             "captured graph" if captures else "eager",
@@ -192,6 +213,11 @@ def _groups(resolved: Resolved, world: WorldPlan) -> tuple[InForce, ...]:
 def _sizes_from(resolved: Resolved) -> str:
     keys = ("parallel.tensor_parallel_size", "parallel.pipeline_parallel_size")
     return " and ".join(dict.fromkeys(resolved.origins[k] for k in keys if k in resolved.origins)) or "default"
+
+
+def _scheduler_options(resolved: Resolved, scheduler: Loaded[SchedulerPlugin[Any]]) -> Iterator[InForce]:
+    for name, value in scheduler.options.model_dump(mode="json").items():
+        yield InForce(f"scheduler {name}", str(value), resolved.origin(f"scheduler.options.{name}"))
 
 
 def _compact(one: Loaded[Any]) -> str:

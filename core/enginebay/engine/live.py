@@ -1,0 +1,50 @@
+"""A live request: its ledger row, and what is derived beside it for as long as it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from enginebay.engine.commit import Ends, TextState
+from enginebay.engine.ledger import Row
+from enginebay.engine.spans import Timeline
+
+__all__ = ["Live"]
+
+
+@final
+class Live:
+    """``ahead`` counts tokens that steps in flight will draw, ``computed`` how far it was ever sent to be computed.
+
+    ``verifying``: it has proposals in flight, and how many tokens they draw, one at least, is not known. ``last_step``
+    is the newest step that it was part of.
+    """
+
+    __slots__ = ("_plain_below", "ahead", "computed", "ends", "last_step", "row", "text", "timeline", "verifying")
+
+    def __init__(self, row: Row, text: TextState, timeline: Timeline, ends: Ends) -> None:
+        self.row = row
+        self.text = text
+        self.timeline = timeline
+        self.ends = ends
+        self.ahead = 0
+        self.computed = 0
+        self.verifying = False
+        self.last_step: int | None = None
+        self._plain_below = ends.most - 1 if _asks_for_tokens_alone(row) else 0
+
+    def goes_on(self, drawn: Sequence[int], offset: int, vocab_size: int) -> bool:
+        """Whether all that these tokens can mean is one more of them: no event, no end, no fault, nothing beside it.
+
+        Then settling the row comes down to its commit. True is a promise, and False only costs time.
+        """
+        if not 0 < offset < self._plain_below or len(drawn) != 1 or self.verifying:
+            return False
+        ends, token_id = self.ends, drawn[0]
+        return 0 <= token_id < vocab_size and token_id not in ends.eos and token_id not in ends.stop
+
+
+def _asks_for_tokens_alone(row: Row) -> bool:
+    params = row.params
+    told = params.logprobs is not None or params.prompt_logprobs is not None
+    return not (told or params.stop or params.structured is not None or row.choice)

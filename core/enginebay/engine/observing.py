@@ -1,0 +1,84 @@
+"""What a schedule says of the live requests, noted before it is sent: who draws, from where on, and what is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from enginebay.engine.live import Live
+from enginebay.engine.steps import Batch, drafts_of, starts_of
+from enginebay.errors import PolicyFailed
+from enginebay.messages import NewRequest, ResumedRequest, SchedulerOutput
+
+__all__ = ["observe"]
+
+
+def observe(lives: Mapping[str, Live], sent: SchedulerOutput, now_ns: int, scheduler: str) -> tuple[Batch, int]:
+    """Note a schedule; returns its batch, and how many known tokens it sends to be computed for the first time.
+
+    Raises ``PolicyFailed`` with the scheduler's name for a request that cannot run, or not so.
+    """
+    _note_preempted(lives, sent.preempted, now_ns)
+    if sent.new or sent.resumed:
+        _note_begun(lives, (*sent.new, *sent.resumed))
+    batch = Batch({}, starts_of(sent), {}, drafts_of(sent))
+    rows, starts, drawing, drafts = batch
+    step, num_prefilled = sent.step, 0
+    for request_id, count in sent.num_scheduled_tokens.items():
+        live, start = lives.get(request_id), starts.get(request_id)
+        if live is None or start is None:
+            fault = "which has ended or never came" if live is None else "and did not say how it runs"
+            raise PolicyFailed(f"{scheduler} scheduled request {request_id!r} in step {step}, {fault}")
+        row, ahead, before = live.row, live.ahead, live.computed
+        offset, end = len(row.committed) + ahead, start + count
+        known = len(row.prompt_token_ids) + offset
+        rows[request_id] = row, offset
+        if drafts or live.verifying:
+            end -= _look_at_drafts(live, drafts.get(request_id, ()), end, known, scheduler)
+        if end >= known:
+            live.ahead = ahead + 1
+            drawing[request_id] = None
+        if end > before:
+            live.computed = end
+            known -= ahead
+            if before < known:
+                num_prefilled += end - before if end <= known else known - before
+        if not before:
+            live.timeline.scheduled(step, now_ns)
+        live.last_step = step
+    return batch, num_prefilled
+
+
+def _note_preempted(lives: Mapping[str, Live], request_ids: Iterable[str], now_ns: int) -> None:
+    for request_id in request_ids:
+        if (live := lives.get(request_id)) is not None:
+            live.row.preemptions += 1
+            live.timeline.event("preempted", now_ns)
+
+
+def _note_begun(lives: Mapping[str, Live], begins: Iterable[NewRequest | ResumedRequest]) -> None:
+    """What is computed before a request begins was found in the cache, or is lost and computed again."""
+    for begun in begins:
+        if (live := lives.get(begun.request_id)) is None:
+            continue
+        row = live.row
+        if live.computed:  # also as new, by a fresh scheduler
+            row.recomputed_tokens += max(0, live.computed - begun.num_computed_tokens)
+        else:
+            row.cached_tokens = min(begun.num_computed_tokens, len(row.prompt_token_ids))
+
+
+def _look_at_drafts(live: Live, drafts: tuple[int, ...], end: int, known: int, scheduler: str) -> int:
+    """How many proposals a request has in a step that computes up to ``end``; refused where they cannot stand."""
+    who = f"{scheduler} scheduled"
+    if live.verifying:
+        raise PolicyFailed(
+            f"{who} request {live.row.request_id!r} again before it is known which of its proposals hold"
+        )
+    if drafts:
+        if live.ahead or end != known + len(drafts):
+            raise PolicyFailed(
+                f"{who} {len(drafts)} proposals for request {live.row.request_id!r}, and not right behind its "
+                f"{known} known tokens"
+            )
+        live.verifying = True
+    return len(drafts)

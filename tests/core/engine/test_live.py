@@ -1,0 +1,92 @@
+"""The short way of a row that goes on by one token, and the long way of any row: both come to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginebay.engine.live import Live
+from enginebay.messages import RequestOutput, RequestSummary
+from enginebay.worker import ScheduledRow
+from support.fake_engine import EOS, FEATURES, VOCAB, FakeEngine
+
+TOKENS = st.sampled_from([*b"aaaaaabbbX", EOS, VOCAB, -1])
+PARAMS = st.fixed_dictionaries(
+    {
+        "max_tokens": st.sampled_from([1, 3, 9, 9]),
+        "min_tokens": st.integers(0, 1),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.sampled_from([(), (), (98,), (98, EOS)]),
+        "stop": st.sampled_from([(), (), (), ("aX",), ("b", "X")]),
+        "logprobs": st.sampled_from([None, None, None, 0]),
+        "n": st.sampled_from([1, 1, 1, 2]),
+        "temperature": st.just(1.0),
+    }
+)
+
+
+def requests(least: int, most: int) -> st.SearchStrategy[list[tuple[dict[str, Any], list[list[int]]]]]:
+    """What is asked, and what is drawn in each step of a request, over and over: so many tokens at a time."""
+    answer = st.lists(st.lists(TOKENS, min_size=least, max_size=most), min_size=1, max_size=9)
+    return st.lists(st.tuples(PARAMS, answer), min_size=1, max_size=4)
+
+
+def told(asked: Sequence[tuple[dict[str, Any], list[list[int]]]], depth: int) -> tuple[list[Any], dict[str, Any]]:
+    """All that is put out for these requests, step by step, and what observers are told of their ends."""
+
+    def draw(one: ScheduledRow) -> tuple[int, ...]:
+        answer = asked[int(one.row.request_id.partition("#")[0])][1]
+        return tuple(answer[(len(one.row.token_ids) - one.row.num_prompt_tokens) % len(answer)])
+
+    engine = FakeEngine(draw=draw, depth=depth, max_tokens_per_step=2, features=FEATURES, max_model_len=12)
+    for number, (params, _) in enumerate(asked):
+        engine.add(str(number), **params)
+    steps: list[list[RequestOutput]] = []
+    for _ in range(20):  # one that is never drawn a token goes on for ever
+        steps.append(engine.step())
+    engine.core.abort([str(number) for number in range(len(asked))])
+    steps.append(engine.step())
+    return steps, {one.request_id: _untimed(one) for one in engine.hooks.summaries}
+
+
+def _untimed(summary: RequestSummary) -> tuple[Any, ...]:
+    began = summary.first_token is not None
+    return summary.finish_reason, summary.usage, began, summary.first_step, summary.last_step, summary.error
+
+
+def both(asked: list[tuple[dict[str, Any], list[list[int]]]], depth: int) -> None:
+    short = told(asked, depth)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Live, "goes_on", lambda self, drawn, offset, vocab_size: False)
+        assert told(asked, depth) == short
+
+
+@settings(max_examples=100)
+@given(asked=requests(0, 2))
+def test_the_short_way_comes_to_the_same(asked: list[tuple[dict[str, Any], list[list[int]]]]) -> None:
+    both(asked, depth=1)
+
+
+@settings(max_examples=100)
+@given(asked=requests(1, 1))
+def test_the_short_way_comes_to_the_same_with_steps_in_flight(
+    asked: list[tuple[dict[str, Any], list[list[int]]]],
+) -> None:
+    both(asked, depth=2)
+
+
+def test_a_plain_row_goes_the_short_way_between_its_first_token_and_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bool] = []
+
+    def goes_on(self: Live, drawn: Sequence[int], offset: int, vocab_size: int) -> bool:
+        answers.append(original(self, drawn, offset, vocab_size))
+        return answers[-1]
+
+    original = Live.goes_on
+    monkeypatch.setattr(Live, "goes_on", goes_on)
+    FakeEngine().answer(max_tokens=5)
+    assert answers == [False, True, True, True, False]
