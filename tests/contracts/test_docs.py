@@ -97,7 +97,7 @@ def test_flags_exist() -> None:
 @pytest.mark.parametrize(
     ("page", "kind", "name", "only"),
     [
-        ("schedulers.md", "scheduler", "shortest", ""),
+        ("schedulers.md", "scheduler", "sjf", ""),
         ("runners.md", "runner", "sum", ""),
         ("executors.md", "executor", "popen", HEART),
         pytest.param("executors.md", "executor", "popen", "", marks=pytest.mark.soak),

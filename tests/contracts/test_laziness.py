@@ -55,6 +55,7 @@ def test_the_probe_sees_what_is_imported(tmp_path: Path) -> None:
         "import enginebay.models, enginebay.worker, enginebay.transport, enginebay.telemetry",
         "import enginebay_external_launcher.plugin, enginebay_mp.plugin, enginebay_ray.plugin",
         "import enginebay_uni.plugin, enginebay_runner_v1.plugin, enginebay_fcfs.plugin",
+        "import enginebay_fair.plugin, enginebay_priority.plugin",
         """
 from enginebay.config import TelemetryConfig
 from enginebay.telemetry import setup

@@ -1,9 +1,10 @@
-"""Both example packages, as strangers: built, installed into a fresh environment, named in a config file, and run."""
+"""The example packages, as strangers: built, installed into a fresh environment, named in a config file, and run."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from support.outside import EXAMPLES, Outside
 from support.repository import ROOT
 
+SCHEDULERS = ("sjf", "slo", "prefix")
 MODEL = """
 import json, sys
 from pathlib import Path
@@ -35,7 +37,7 @@ path = "model"
 use = "abacus"
 
 [scheduler]
-use = "shortest"
+use = "sjf"
 max_num_seqs = 4
 
 [scheduler.options]
@@ -49,7 +51,10 @@ num_blocks = 64
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     folder = tmp_path_factory.mktemp("outside")
-    made = Outside(folder, [ROOT, EXAMPLES / "third_party_scheduler", EXAMPLES / "third_party_runner"])
+    made = Outside(
+        folder,
+        [ROOT, *(EXAMPLES / f"third_party_{one}_scheduler" for one in SCHEDULERS), EXAMPLES / "third_party_runner"],
+    )
     made.python("-c", MODEL)
     (folder / "engine.toml").write_text(CONFIG)
     return made
@@ -58,9 +63,9 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
 def test_they_are_found_beside_the_built_in_ones(outside: Outside) -> None:
     listed = {(row["kind"], row["name"], row["package"]) for row in json.loads(outside.enginebay("plugins", "--json"))}
     assert {
-        ("scheduler", "shortest", "enginebay-shortest"),
+        *(("scheduler", one, f"enginebay-{one}") for one in SCHEDULERS),
         ("runner", "abacus", "enginebay-abacus"),
-        ("scheduler", "fcfs", "enginebay"),
+        *(("scheduler", one, "enginebay") for one in ("fair", "fcfs", "priority")),
     } <= listed
 
 
@@ -71,7 +76,8 @@ def test_enginebay_itself_comes_from_its_wheel(outside: Outside) -> None:
 
 def test_check_names_their_packages(outside: Outside) -> None:
     printed = outside.enginebay("check", "--config", "engine.toml")
-    assert "enginebay-shortest 0.1.0; engine.toml" in printed
+    assert "enginebay-sjf 0.1.0; engine.toml" in printed
+    assert re.search(r"scheduler ageing +5\.0 +engine\.toml", printed)
     assert "enginebay-abacus 0.1.0; engine.toml" in printed
 
 
@@ -88,11 +94,26 @@ def test_a_config_file_drives_them(outside: Outside) -> None:
     assert [a["token_ids"] for a in answers] == [[int(t) for t in line.split()] for line in expected.splitlines()]
 
 
-@pytest.mark.parametrize("which", [("--scheduler", "shortest"), ("--runner", "abacus")])
-def test_the_conformance_kit_passes(outside: Outside, which: tuple[str, str]) -> None:
+def test_the_other_schedulers_run_too(outside: Outside) -> None:
+    """In one process, which imports the rest once: all come to the same answers, in whatever order."""
+    printed = outside.python(
+        "-c",
+        "from enginebay.cli import group\n"
+        f"for scheduler in {SCHEDULERS[1:]}:\n"
+        "    sets = ['model.path=model', 'runner.use=abacus', f'scheduler.use={scheduler}', 'cache.num_blocks=64']\n"
+        "    flags = [word for one in sets for word in ('--set', one)]\n"
+        "    group.main(['generate', 'w1 w2 w7', *flags, '--json', '--max-tokens', '6'], standalone_mode=False)\n"
+        "from enginebay_abacus.runner import answer\nprint(answer([1, 2, 7], 6, 1000))",
+    )
+    *answers, expected = map(json.loads, printed.splitlines())
+    assert [answer["token_ids"] for answer in answers] == [expected] * 2
+
+
+def test_the_conformance_kit_passes(outside: Outside) -> None:
+    chosen = [*(f"--scheduler={one}" for one in SCHEDULERS), "--runner=abacus", "--model=model"]
     printed = outside.python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "enginebay.testing.plugin"),
-        *("--pyargs", "enginebay.testing.suite", *which, "--model", "model"),
+        *("--pyargs", "enginebay.testing.suite", *chosen),
         timeout=250,
     )
     assert " passed" in printed
@@ -100,14 +121,22 @@ def test_the_conformance_kit_passes(outside: Outside, which: tuple[str, str]) ->
     assert "skipped" not in printed
 
 
-def test_the_policy_is_short() -> None:
-    source = (EXAMPLES / "third_party_scheduler/src/enginebay_shortest/policy.py").read_text()
+def test_their_own_tests_pass(outside: Outside) -> None:
+    """Without the suite, which runs by name above."""
+    tests = [EXAMPLES / f"third_party_{one}_scheduler" / "tests" / f"test_{one}.py" for one in SCHEDULERS]
+    printed = outside.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not Conformance", *tests)
+    assert re.search(r"^12 passed, \d+ deselected", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_the_policies_are_short(scheduler: str) -> None:
+    source = (EXAMPLES / f"third_party_{scheduler}_scheduler/src/enginebay_{scheduler}/policy.py").read_text()
     assert ast.parse(source).body
-    assert len([line for line in source.splitlines() if line.strip()]) <= 60
+    assert len(source.splitlines()) <= 80
 
 
 def test_the_examples_have_a_readme_and_a_test() -> None:
-    for package in ("third_party_scheduler", "third_party_runner"):
+    for package in ("third_party_runner", *(f"third_party_{one}_scheduler" for one in SCHEDULERS)):
         folder: Path = EXAMPLES / package
         assert (folder / "README.md").stat().st_size > 500
         assert list((folder / "tests").glob("test_*.py"))

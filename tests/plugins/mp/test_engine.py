@@ -212,7 +212,8 @@ def test_phases_of_the_workers_are_in_the_engines_trace(fake: Installed, tmp_pat
     trace = tmp_path / "trace.jsonl"
     done = run(fake, "say:Oslo", "--trace", str(trace))
     assert (done.returncode, done.stdout) == (0, "Oslo\n"), done.stderr
-    spans = {span.name: span for span in read_spans(trace)}
+    found = read_spans(trace)
+    spans = {span.name: span for span in found}
     launch = spans["executor.launch"]
     for name in ("worker.spawn", "worker.init"):
         assert spans[name].parent_id == launch.span_id
@@ -220,7 +221,9 @@ def test_phases_of_the_workers_are_in_the_engines_trace(fake: Installed, tmp_pat
         assert spans[name].attributes["process.pid"] != launch.resource["process.pid"]
     for name in ("worker.init_device", "worker.load_model", "worker.profile", "worker.warm_up"):
         assert spans[name].parent_id == spans["worker.init"].span_id
-    assert spans["worker.execute_model"].trace_id == spans["engine.step"].trace_id
+    steps, ran = ({s.trace_id for s in found if s.name == name} for name in ("engine.step", "worker.execute_model"))
+    assert ran
+    assert ran <= steps
     census.check()
 
 

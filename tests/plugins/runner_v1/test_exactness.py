@@ -133,15 +133,15 @@ def _rule_changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[ScoreRule],
 
 def _windows_moved(case: Case, change: int) -> None:
     runner: Any = case.started.runner
-    runner._shapes = tuple(replace(shape, window=shape.window and shape.window + change) for shape in runner._shapes)
-    runner._bind(NUM_BLOCKS)
+    runner._groups = tuple(replace(group, window=group.window and group.window + change) for group in runner._groups)
+    runner._bind(NUM_BLOCKS * len(runner._groups))
 
 
 @pytest.mark.parametrize("case", sorted(FAMILIES), indirect=True)
 def test_what_is_changed_on_purpose_is_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each window by one token, each scale, cap and sink."""
     runner: Any = case.started.runner
-    shapes, rules = runner._shapes, []
+    groups, rules = runner._groups, []
 
     def rescaled(rule: ScoreRule) -> ScoreRule:
         rules.append(rule)
@@ -161,9 +161,9 @@ def test_what_is_changed_on_purpose_is_noticed(case: Case, monkeypatch: pytest.M
         if name == "scale" and rules[0].sinks is not None:
             changes["sinks"] = lambda rule: replace(rule, sinks=rule.sinks if rule.sinks is None else rule.sinks + 0.5)
             changes["no sinks"] = lambda rule: replace(rule, sinks=None)
-    for by in (-1, 1) if any(shape.window for shape in shapes) else ():
+    for by in (-1, 1) if any(group.window for group in groups) else ():
         _windows_moved(case, by)
         if not case.differs(case.answers()):
             unnoticed.append(f"window {by:+}")
-        runner._shapes = shapes
+        runner._groups = groups
     assert not unnoticed

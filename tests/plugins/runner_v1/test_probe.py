@@ -12,8 +12,9 @@ import torch
 from enginebay.errors import ModelError
 from enginebay.worker.loader import load_causal_lm
 from enginebay_runner_v1.attention import ATTENTION, register
+from enginebay_runner_v1.groups import arrange, kv_spec
 from enginebay_runner_v1.probe import probe
-from enginebay_runner_v1.shapes import LayerShape, kv_spec
+from enginebay_runner_v1.shapes import LayerShape
 from support.tiny_models import edit_config, make_model
 
 
@@ -87,7 +88,10 @@ def test_layers_of_unlike_shape_each_have_their_own_pages(load: Callable[[str, s
         part.weight = torch.nn.Parameter(torch.randn(size, 48), requires_grad=False)
     shapes = probe(model)
     assert [shape.kv_heads for shape in shapes] == [2, 6, 2]
-    assert kv_spec(shapes, 16, 2).groups[0].bytes_per_block == 16 * 2 * (2 + 6 + 2) * (8 + 8)
+    groups = arrange([shape.window for shape in shapes], range(3))
+    assert kv_spec(shapes, groups, block_size=16, element_size=2).groups[0].bytes_per_block == 16 * 2 * (2 + 6 + 2) * (
+        8 + 8
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Shortest prompt first, with ageing: a scheduler for enginebay."""

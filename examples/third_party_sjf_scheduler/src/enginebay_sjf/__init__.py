@@ -1,0 +1,1 @@
+"""Shortest job first, with ageing: a scheduler for enginebay."""

@@ -1,0 +1,1 @@
+"""Whoever is due first goes first: a scheduler for enginebay."""

@@ -1,0 +1,1 @@
+"""Fair shares: a scheduler that serves next whichever tenant was served least."""
