@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check bench bench-transport clean
+.PHONY: help setup model demo test check bench bench-scheduler bench-transport clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,10 @@ bench: model  ## measure, with the figures printed
 # beside vLLM's queue when PEERS (the folder with rpc_vllm.py) and PEERS_HOME (what its setup.sh built) are set
 bench-transport: $(STAMP)  ## measure a call to worker processes and its answer
 	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_transport.py $(PYTEST_ARGS)
+
+# beside vLLM's scheduler when PEERS (the folder with sched_vllm.py) and PEERS_HOME (what its setup.sh built) are set
+bench-scheduler: model  ## measure a step, a request and a waiting line, and what overlap leaves idle
+	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_scheduler.py $(PYTEST_ARGS)
 
 clean:  ## remove what was built here; imported models stay in the user's cache
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

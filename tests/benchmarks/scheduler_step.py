@@ -1,0 +1,71 @@
+"""What a step costs in the engine's process beside the device, and what a request that waits; prints one JSON line.
+
+Usage: python scheduler_step.py RUNNING WAITING [TOKENIZER]. With the folder of a tokenizer, text is made of the tokens.
+
+A step is the core's own, whole: schedule, what the ledger notes of it, stop checks, the commit, one delta per request,
+the scheduler's update, its statistics, the report to observers, and the made-up answer of a device that takes no time.
+Not in it: the codec, the way to a worker and back, and the way of the deltas to their readers.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from enginebay.engine.commit import Detokenizer, DetokenizerFactory, no_text
+from enginebay.text import IncrementalDetokenizer, Tokenizer
+from support.bench_engine import InstantDevice, asks, bench_engine
+
+WARM, STEPS = 30, 300
+
+
+def main(running: int, waiting: int, detokenizer: DetokenizerFactory) -> None:
+    core = bench_engine(running, InstantDevice, detokenizer=detokenizer).core
+    wanted = asks(0, running + waiting)
+    gc.collect()
+    before = _resident()
+    begun = time.perf_counter()
+    for ask in wanted:
+        core.add_request(ask, validated=True)
+    added = time.perf_counter() - begun
+    held = _resident() - before
+    for _ in range(WARM):
+        core.step()
+    times = []
+    for _ in range(STEPS):
+        begun = time.perf_counter()
+        core.step()
+        times.append(time.perf_counter() - begun)
+    assert core.stats().scheduler.num_running == running
+    times.sort()
+    out = {
+        "add_us": added * 1e6 / len(wanted),
+        "step_us_median": statistics.median(times) * 1e6,
+        "step_us_p99": times[int(STEPS * 0.99) - 1] * 1e6,
+        "step_us_max": times[-1] * 1e6,
+        "request_bytes": held / len(wanted),
+    }
+    print(json.dumps({name: round(value, 1) for name, value in out.items()}))
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _text_of(folder: Path) -> DetokenizerFactory:
+    tokenizer = Tokenizer.from_folder(folder)
+
+    def make(skip_special_tokens: bool) -> Detokenizer:
+        return IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+
+    return make
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), _text_of(Path(sys.argv[3])) if len(sys.argv) > 3 else no_text)
