@@ -78,11 +78,12 @@ def test_the_engine_gives_the_answers_reckoned_beforehand(example: Any, tmp_path
     assert stats.prefix_hits > 0
 
 
-def test_ten_thousand_requests_leave_nothing(example: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("thousands", [4, pytest.param(10, marks=pytest.mark.soak)])
+def test_thousands_of_requests_leave_nothing(example: Any, tmp_path: Path, thousands: int) -> None:
     """Memory does not grow between the 2,000th request and the last, and all blocks are free at the end."""
     with engine(example.make_folder(tmp_path / "model"), "cache.num_blocks=600") as llm:
         blocks = []
-        for batch in range(10):
+        for batch in range(thousands):
             asked = prompts(1000, seed=batch)
             answers = llm.generate(asked, PARAMS)
             assert [len(answer.token_ids) for answer in answers] == [8] * 1000
@@ -90,7 +91,7 @@ def test_ten_thousand_requests_leave_nothing(example: Any, tmp_path: Path) -> No
             gc.collect()
             blocks.append(sys.getallocatedblocks())  # all of Python's small objects; tracemalloc is four times slower
         stats = llm.stats()
-    assert stats.finished == 10_000
-    assert stats.committed_tokens == 80_000
+    assert stats.finished == 1000 * thousands
+    assert stats.committed_tokens == 8000 * thousands
     assert stats.scheduler.num_free_blocks == stats.scheduler.num_blocks == 600
     assert max(blocks[2:]) - blocks[1] < 1000, blocks  # one object kept per request would be 8,000

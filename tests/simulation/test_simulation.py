@@ -14,7 +14,7 @@ from simulation.run import quiet, replay_command, run_seeds, start_child, totals
 from simulation.world import run_plan
 
 SEEDS = 20_000
-AGAIN = 4_000
+AGAIN = 2_000
 """So many of them run twice in the suite, and all in the soak."""
 
 

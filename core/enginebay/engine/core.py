@@ -222,7 +222,7 @@ class EngineCore:
         if self._stopped:
             return
         self._stopped = True
-        self._pipeline.in_flight.clear()
+        self._pipeline.leave()
         self._requests.end_all(FinishReason.ABORT, self._clock.now_ns())
         if self._death is None:
             self._death = Death.closed()

@@ -82,6 +82,13 @@ class Pipeline:
             reason = others or error
         self.in_flight.clear()
 
+    def leave(self) -> None:
+        """The engine ends: nobody waits for the steps in flight any more."""
+        now_ns = self._clock.now_ns()
+        for flight in self.in_flight:
+            self._recorder.leave(flight, now_ns)
+        self.in_flight.clear()
+
     def _launch(self) -> bool:
         """Schedule a step and send it; False when there is nothing to run."""
         start_ns = self._clock.now_ns()

@@ -143,6 +143,12 @@ class StepRecorder:
             tracing.fail(span, error)
         span.end(self._wall(now_ns))
 
+    def leave(self, flight: InFlight, now_ns: int) -> None:
+        """End the spans of a step that was sent and is not waited for: workers' spans stand below them."""
+        if flight.trace is not None:
+            flight.trace.execute.end(self._wall(now_ns))
+            flight.trace.span.end(self._wall(now_ns))
+
     def _spans(self, flight: InFlight, end_ns: int) -> Span:
         executed, sampled = flight.executed_ns or end_ns, flight.sampled_ns or flight.executed_ns or end_ns
         if flight.trace is None:

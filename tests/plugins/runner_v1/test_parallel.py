@@ -138,11 +138,9 @@ def test_in_half_precision_too(herd: Herd, tiny: Tiny, tmp_path: Path) -> None:
     """Stages compute what one rank does, bit for bit; sums over tensor ranks are rounded elsewhere."""
     half = {"dtype": "bfloat16"}
     jobs: list[list[Any]] = []
-    for family in KINDS:
-        if can(family, NO_TENSOR_RANKS):
-            jobs.append([f"{family} tp", str(tiny(family)), 2, 1, half, [GREEDY]])
-        if can(family, NO_STAGES):
-            jobs.append([f"{family} pp", str(tiny(family)), 1, 2, half, [GREEDY]])
+    for family in ("llama", "gemma2", "deepseek-v2"):
+        jobs.append([f"{family} tp", str(tiny(family)), 2, 1, half, [GREEDY]])
+        jobs.append([f"{family} pp", str(tiny(family)), 1, 2, half, [GREEDY]])
     first, second = herd.run(RUN, 2, {"joined": [2, 1], "jobs": jobs}, tmp_path, 300)
     for name, told in first.items():
         assert told["tokens"] == second[name]["tokens"], name
