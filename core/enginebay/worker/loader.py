@@ -7,66 +7,22 @@ one asked for, or for another device, is copied, one at a time. No code of the m
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from enginebay.errors import ModelError
 from enginebay.models import check_weights, one_line, weight_files
 from enginebay.worker.buffers import recreate_buffers
-from enginebay.worker.loader_build import build_on_meta, detail, kept_in_float32
-from enginebay.worker.loader_checks import check_dtypes, check_shapes, drop_tied_copies, some
-from enginebay.worker.names import ExpertStacks, Place, find_place
+from enginebay.worker.loader_build import build_on_meta, detail
+from enginebay.worker.loader_checks import some
+from enginebay.worker.loader_facts import count_weights, facts_of, find_places, read_weights
+from enginebay.worker.loader_sources import WeightSource, Whole, WorldPart
 
 __all__ = ["FolderWeights", "WeightSource", "Whole", "WorldPart", "load_causal_lm", "map_tensors", "torch_dtype"]
-
-_LEGACY_SUFFIXES = (
-    "rotary_emb.inv_freq",
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".attention.bias",
-    ".attention.masked_bias",
-)
-"""Buffers that old checkpoints carry and that the module makes itself."""
-
-
-class WorldPart(Protocol):
-    """Which part of a model one rank loads; asked by ``load_causal_lm`` in the order of its methods."""
-
-    def prepare(self, model: Any) -> None:
-        """Make the model, which is whole and on the meta device, this rank's part. The file fits the whole one."""
-
-    def keeps(self, name: str) -> bool:
-        """Whether the rank has any of the module's weight ``name``."""
-
-    def copies(self, place: Place) -> bool:
-        """Whether the rank's part of it has to be a copy, since it is scattered over the whole."""
-
-    def cut(self, place: Place, whole: torch.Tensor, own_rows: int) -> torch.Tensor:
-        """The part of a weight as the file has it. ``own_rows``: of an expert's stack, the rows of the whole one."""
-
-
-class Whole:
-    """The part of a rank that is alone: everything."""
-
-    def prepare(self, model: Any) -> None:
-        """Nothing to do."""
-
-    def keeps(self, name: str) -> bool:
-        """It does."""
-        return True
-
-    def copies(self, place: Place) -> bool:
-        """It need not be."""
-        return False
-
-    def cut(self, place: Place, whole: torch.Tensor, own_rows: int) -> torch.Tensor:
-        """All of it."""
-        return whole
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -107,20 +63,6 @@ def map_tensors(
             ) from error
 
 
-class WeightSource(Protocol):
-    """Where the weights are, under the names of the checkpoint. ``place`` is for messages."""
-
-    place: Path
-
-    def headers(self) -> Mapping[str, Mapping[str, Any]]:
-        """Each tensor's ``dtype`` and ``shape``, as safetensors writes them. Raises ``ModelError``."""
-
-    def tensors(
-        self, wanted: Callable[[str], bool], passing: Callable[[str], bool]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors, as ``map_tensors`` gives them."""
-
-
 class FolderWeights:
     """The safetensors of a folder."""
 
@@ -153,28 +95,17 @@ def load_causal_lm(
     ``attention`` is the name of a function registered in transformers' attention interface; ``part`` is what this rank
     loads of the model (None: all of it), ``weights`` is where they are if not in ``folder``, whose config.json it still
     is. Returns a ``transformers.PreTrainedModel``. Raises ``ModelError`` for a config that builds no model, and for
-    weights that are
-    missing, too many, or of another shape or type.
+    weights that are missing, too many, or of another shape or type.
     """
     source = FolderWeights(folder) if weights is None else weights
-    headers = {name: entry for name, entry in source.headers().items() if not name.endswith(_LEGACY_SUFFIXES)}
-    model = build_on_meta(folder, architecture, attention, len(headers))
-    home, folder = folder, source.place
-    own = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
-    places = _find_places(model, own, headers)
-    headers = {name: entry for name, entry in headers.items() if name in places}
-    check_dtypes(folder, headers)
-    check_shapes(folder, own, places, headers)
-    if unexpected := sorted(name for name, place in places.items() if place is None):
-        raise ModelError(
-            one_line(f"{folder}: {len(unexpected)} weights have no place in {architecture}: {some(unexpected)}; ")
-            + "config.json and the weights do not belong together"
-        )
-    target = torch.device(device)
+    model = build_on_meta(folder, architecture, attention, count_weights(source))
+    home, folder, wanted, target = folder, source.place, torch_dtype(dtype), torch.device(device)
+    facts = facts_of(model, architecture, wanted)
+    places = find_places(source, facts)
     part = part or Whole()
     part.prepare(model)
-    state = _read(source, model, own, places, part, torch_dtype(dtype), target)
-    drop_tied_copies(model, state, folder)
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
+    state = read_weights(source, facts, places, dtype=wanted, device=target, part=part, own=own)
     try:
         model.load_state_dict(state, strict=False, assign=True)
     except RuntimeError as error:  # what the headers do not show
@@ -190,53 +121,3 @@ def load_causal_lm(
     model.eval()
     model.requires_grad_(requires_grad=False)
     return model
-
-
-def _find_places(model: Any, own: Mapping[str, torch.Size], names: Iterable[str]) -> dict[str, Place | None]:
-    """Where each weight of the file goes, without those that the class says it has no use for; None: nowhere."""
-    useless = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    places = {name: find_place(name, own, model.base_model_prefix) for name in names}
-    return {
-        name: place
-        for name, place in places.items()
-        if place is not None or not any(pattern.search(name) for pattern in useless)
-    }
-
-
-def _read(
-    source: WeightSource,
-    model: Any,
-    own: Mapping[str, torch.Size],
-    places: Mapping[str, Place | None],
-    part: WorldPart,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[str, torch.Tensor]:
-    """The module's weights by its own names: mapped where they can stay as they are, stacked where they are merged."""
-    kept = kept_in_float32(model, dtype)
-    state: dict[str, torch.Tensor] = {}
-    stacks = ExpertStacks()
-    small = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
-    here = {name: place for name, place in places.items() if place is not None and part.keeps(place.name)}
-    for name, whole in source.tensors(here.__contains__, lambda name: part.copies(here[name])):
-        place = here[name]
-        rows = own[place.name][1] if place.expert is not None else 0
-        tensor = part.cut(place, whole, rows)
-        del whole
-        wanted = torch.float32 if kept is not None and kept.search(place.name) else dtype
-        if place.expert is not None:
-            stacks.put(place, tensor, small[place.name], wanted, device)
-        else:
-            if place.name in state:
-                raise ModelError(_twice(source.place, name, place.name))
-            # a no-op, hence still the mapped file, unless dtype or device differ
-            state[place.name] = tensor.to(device=device, dtype=wanted if tensor.is_floating_point() else None)
-    if lacking := stacks.missing():
-        raise ModelError(
-            one_line(f"{source.place}: {len(lacking)} stacks of experts are not whole: the file lacks {some(lacking)}")
-        )
-    return state | stacks.stacks
-
-
-def _twice(folder: Path, name: str, place: str) -> str:
-    return one_line(f"{folder}: {name} is {place} under another name, and the file has both; which of them counts?")

@@ -28,7 +28,7 @@ def check_dtypes(folder: Path, headers: Mapping[str, Mapping[str, Any]]) -> None
 
 def check_shapes(
     folder: Path,
-    own: Mapping[str, torch.Size],
+    own: Mapping[str, tuple[int, ...]],
     places: Mapping[str, Place | None],
     headers: Mapping[str, Mapping[str, Any]],
 ) -> None:
@@ -42,11 +42,10 @@ def check_shapes(
         raise ModelError(one_line(f"{folder}: the weights do not fit config.json: {some(odd)}"))
 
 
-def drop_tied_copies(model: Any, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """When the config ties two weights, one is kept, under the source's name; if the file has both, they are equal."""
-    if not getattr(model.config, "tie_word_embeddings", False):
-        return
-    for copy, source in getattr(model, "_tied_weights_keys", {}).items():
+def drop_tied_copies(tied: Mapping[str, str], state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Of two weights that are tied (copy → source) one is kept, under the source's name; if there are both, they are
+    equal."""
+    for copy, source in tied.items():
         if copy in state and source not in state:
             state[source] = state.pop(copy)
         elif copy in state:

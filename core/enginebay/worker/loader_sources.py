@@ -1,22 +1,72 @@
-"""Where weights come from: a folder's safetensors, or tensors that a program gave, piece by piece."""
+"""Where weights come from, and which part of them a rank takes; tensors that a program gave, piece by piece."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from enginebay.errors import ModelError, one_line
 from enginebay.messages import TensorPiece
+from enginebay.worker.names import Place
 
-__all__ = ["GivenWeights"]
+__all__ = ["GivenWeights", "WeightSource", "Whole", "WorldPart"]
 
 _CODES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _MAX_TENSORS: Final = 1_000_000
 _MAX_DIMS: Final = 8
+
+
+class WeightSource(Protocol):
+    """Where the weights are, under the names of the checkpoint. ``place`` is for messages."""
+
+    place: Path
+
+    def headers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Each tensor's ``dtype`` and ``shape``, as safetensors writes them. Raises ``ModelError``."""
+
+    def tensors(
+        self, wanted: Callable[[str], bool], passing: Callable[[str], bool]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, as ``map_tensors`` gives them."""
+
+
+class WorldPart(Protocol):
+    """Which part of a model one rank loads; asked by ``load_causal_lm`` in the order of its methods."""
+
+    def prepare(self, model: Any) -> None:
+        """Make the model, which is whole and on the meta device, this rank's part. The file fits the whole one."""
+
+    def keeps(self, name: str) -> bool:
+        """Whether the rank has any of the module's weight ``name``."""
+
+    def copies(self, place: Place) -> bool:
+        """Whether the rank's part of it has to be a copy, since it is scattered over the whole."""
+
+    def cut(self, place: Place, whole: torch.Tensor, own_rows: int) -> torch.Tensor:
+        """The part of a weight as the file has it. ``own_rows``: of an expert's stack, the rows of the whole one."""
+
+
+class Whole:
+    """The part of a rank that is alone: everything."""
+
+    def prepare(self, model: Any) -> None:
+        """Nothing to do."""
+
+    def keeps(self, name: str) -> bool:
+        """It does."""
+        return True
+
+    def copies(self, place: Place) -> bool:
+        """It need not be."""
+        return False
+
+    def cut(self, place: Place, whole: torch.Tensor, own_rows: int) -> torch.Tensor:
+        """All of it."""
+        return whole
 
 
 class GivenWeights:

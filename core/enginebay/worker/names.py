@@ -52,14 +52,14 @@ class Place:
     share: int = 0
     shares: int = 1
 
-    def shape(self, own: torch.Size) -> list[int]:
+    def shape(self, own: tuple[int, ...]) -> list[int]:
         """What the file's weight must measure when the module's measures ``own``."""
         if self.expert is None:
             return list(own)
         return [own[1] // self.shares, *own[2:]]
 
 
-def find_place(name: str, own: Mapping[str, torch.Size], prefix: str) -> Place | None:
+def find_place(name: str, own: Mapping[str, tuple[int, ...]], prefix: str) -> Place | None:
     """The place of the file's weight ``name`` among the module's ``own`` (name → shape); None: it has none.
 
     ``prefix``: what transformers puts before the names of the model below the head; old files lack it.

@@ -8,7 +8,7 @@ Every row is treated alone, so a row's token does not depend on the rest of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,7 +22,11 @@ from enginebay.worker.masks import Mask, add_bias, apply_masks, ban, banned_toke
 from enginebay.worker.noise import draw_key, gumbel_noise
 from enginebay.worker.penalties import penalize, wants_penalties
 
-__all__ = ["Draw", "Drawn", "draw_tokens"]
+__all__ = ["Draw", "Drawn", "Largest", "draw_tokens"]
+
+Largest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Logits ``[rows, vocab_size]`` → of each row the lowest id among the largest (a NaN counts as the largest), and what
+stands there; a runner with a faster way than ours brings it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,13 @@ class Drawn:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
 
 
-def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw], *, masks: Sequence[Mask | None] | None = None) -> Drawn:
+def draw_tokens(
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    *,
+    masks: Sequence[Mask | None] | None = None,
+    largest: Largest | None = None,
+) -> Drawn:
     """Draw a token for each row of ``logits`` ``[len(draws), vocab_size]`` (any float dtype, any device).
 
     ``masks`` has, for each row, what its grammar allows (``masks.grammar_masks``), None for a row without one.
@@ -69,8 +79,8 @@ def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw], *, masks: Sequence[
     assert masks is None or len(masks) == len(draws), f"{len(draws)} draws, and masks for another number of rows"
     if not draws:
         return Drawn([])
-    best = _largest(logits)
-    peaks = logits.gather(1, best.unsqueeze(1)).squeeze(1).double().tolist()
+    best, highest_logits = (largest or _largest_with_value)(logits)
+    peaks = highest_logits.double().tolist()
     tokens: list[int] = best.tolist()
     drawn = Drawn([*tokens])
     allowed = {} if masks is None else _largest_allowed(logits, draws, masks)
@@ -114,6 +124,11 @@ def _largest(scores: torch.Tensor) -> torch.Tensor:
     # on a CPU numpy looks at several numbers at a time, torch at one
     wide = scores if scores.dtype.itemsize >= 4 else scores.float()
     return torch.from_numpy(np.asarray(wide.numpy().argmax(axis=-1)))
+
+
+def _largest_with_value(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    best = _largest(logits)
+    return best, logits.gather(1, best.unsqueeze(1)).squeeze(1)
 
 
 def _largest_allowed(logits: torch.Tensor, draws: Sequence[Draw], masks: Sequence[Mask | None]) -> dict[int, int]:

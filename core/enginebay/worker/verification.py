@@ -14,7 +14,7 @@ import torch
 
 from enginebay.messages import GrammarOutput, TokenLogprob
 from enginebay.worker.masks import grammar_masks
-from enginebay.worker.sampling import Draw, draw_tokens
+from enginebay.worker.sampling import Draw, Largest, draw_tokens
 from enginebay.worker.table import ScheduledRow
 
 __all__ = ["StepDraws", "draw_step"]
@@ -37,6 +37,8 @@ def draw_step(
     rows: Sequence[ScheduledRow],
     eos_token_ids: Sequence[int],
     grammar: GrammarOutput | None = None,
+    *,
+    largest: Largest | None = None,
 ) -> StepDraws:
     """Draw for the rows of a step that reach the end of what is known.
 
@@ -57,6 +59,7 @@ def draw_step(
             logits if len(at) == len(logits) else logits[at],
             [_draw(rows[index], depth, eos_token_ids) for index in going],
             masks=None if masks is None else [masks[position] for position in at],
+            largest=largest,
         )
         further: list[int] = []
         for place, index in enumerate(going):

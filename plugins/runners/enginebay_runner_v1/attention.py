@@ -11,19 +11,19 @@ zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from enginebay.worker.probing.groups import LayerGroup
+from enginebay.worker.probing.interface import register as register_attention
 from enginebay_runner_v1.batch import DecodeGroup, Ints, PrefillRow, StepLayout
-from enginebay_runner_v1.groups import LayerGroup
 from enginebay_runner_v1.scores import ScoreRule, attend
 
 __all__ = [
     "ATTENTION",
-    "PROBING",
     "DecodeStep",
     "LayerBinding",
     "PagedCache",
@@ -31,55 +31,15 @@ __all__ = [
     "StepAttention",
     "bind_step",
     "register",
-    "register_probe",
 ]
 
 ATTENTION = "enginebay_paged"
 """The name under which transformers finds the function."""
-PROBING = "enginebay_probing"
-"""The name of it during the probe."""
-
-
-class Attends(Protocol):
-    """What is bound on an attention module."""
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Query ``[1, heads, T, D]``, key ``[1, kv_heads, T, D]``, value ``[1, kv_heads, T, V]`` →
-        ``[1, T, heads, V]``."""
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    bound: Attends = module.eb  # type: ignore[assignment]  # torch types every attribute of a module as a tensor
-    return bound.attend(query, key, value, attention_mask, options), None
 
 
 def register() -> None:
     """Make the function known to transformers, once or again: its own name is all that it takes."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, _attention)
-
-
-def register_probe(build_mask: Callable[..., torch.Tensor]) -> None:
-    """The same function under the probe's name, for which masks are asked of ``build_mask``."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(PROBING, _attention)
-    AttentionMaskInterface.register(PROBING, build_mask)
+    register_attention(ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
-from enginebay.messages import GrammarOutput, ModelRunnerOutput, PromptLogprobs, TokenLogprob
+from enginebay.messages import GrammarOutput, ModelRunnerOutput
 from enginebay.worker import RequestTable, ScheduledRow
+from enginebay.worker.answers import PromptEntries, answer_step
 from enginebay.worker.verification import draw_step
 from enginebay_runner_v1.parallel import Told, WorldShare
 
@@ -47,7 +48,7 @@ class Scored:
 
     scheduled: Sequence[ScheduledRow]
     logits: torch.Tensor
-    prompts: Mapping[int, list[TokenLogprob] | str]
+    prompts: Mapping[int, PromptEntries]
 
 
 class Drawing:
@@ -74,18 +75,7 @@ class Drawing:
             return DrawnElsewhere(self._table.finish_step({}), drawing, told)
         drawn = draw_step(step.logits, drawing, self._eos_token_ids, grammar)
         share.tell([drawn.token_ids.get(part.row.request_id, []) for part in drawing], _counts(drawing))
-        faults, prompt_logprobs = dict(drawn.faults), dict[str, PromptLogprobs]()
-        for index, entries in step.prompts.items():
-            row = step.scheduled[index].row
-            if isinstance(entries, str):
-                faults[row.request_id] = f"the model's logits for the prompt are {entries}: no log-probability is known"
-            else:
-                prompt_logprobs[row.request_id] = PromptLogprobs(
-                    start=row.num_computed_tokens + 1, entries=tuple(entries)
-                )
-        return self._table.finish_step(
-            drawn.token_ids, faults, logprobs=drawn.logprobs, prompt_logprobs=prompt_logprobs
-        )
+        return answer_step(self._table, step.scheduled, drawn, step.prompts)
 
     def catch_up(self, request_ids: Collection[str]) -> None:
         """Before a step that says something of these requests: know all that was drawn for them."""

@@ -14,6 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from enginebay.errors import CapabilityError
+from enginebay.worker.probing.probe import Run, run_whole
+from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v1.invariant_attention import tile_size
 from enginebay_runner_v1.invariant_audit import Audit, Curve, Key, audit, curve_of, matrix_call, weight_key
 from enginebay_runner_v1.invariant_products import (
@@ -25,8 +27,6 @@ from enginebay_runner_v1.invariant_products import (
     relaid,
 )
 from enginebay_runner_v1.invariant_rules import NoRule, Rule, in_words
-from enginebay_runner_v1.probe import Run, run_whole
-from enginebay_runner_v1.shapes import LayerShape
 
 __all__ = ["Invariance", "make_invariant"]
 

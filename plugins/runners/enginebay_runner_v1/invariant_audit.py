@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from enginebay.errors import CapabilityError
-from enginebay_runner_v1.probe import Run, run_whole
+from enginebay.worker.probing.probe import Run, run_whole
 
 __all__ = ["Audit", "Curve", "MatrixCall", "audit", "matrix_call", "weight_key"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import ModelRunner, NoOptions, RunnerCapabilities, RunnerContext, RunnerPlugin
-from enginebay_runner_v1.families import supports
-from enginebay_runner_v1.known_parallel import splits
+from enginebay.worker.probing.families import supports
+from enginebay.worker.probing.known_parallel import splits
 
 __all__ = ["enginebay_register_runners"]
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: which tokens of a step they are for, and the model's head run over few rows at a time.
+"""Log-probabilities of prompts: the model's head, run over few rows at a time.
 
 Logits of a whole prompt would be its length times the vocabulary, gigabytes for a long one, so they are never made at
 once. What stands between the last layer and the logits (norms, scales, caps) is each family's own, so the head is run
@@ -13,27 +13,9 @@ from typing import Any
 
 import torch
 
-from enginebay.messages import TokenLogprob
-from enginebay.worker import ScheduledRow
-from enginebay.worker.logprobs import token_logprob, unusable
+from enginebay.worker.answers import PromptEntries, prompt_entries
 
-__all__ = ["ROWS_AT_ONCE", "body_outputs", "logprobs_in_chunks", "prompt_targets"]
-
-ROWS_AT_ONCE = 64
-"""Rows of logits that exist at one time: 38 MB in fp32 with a vocabulary of 150,000."""
-
-
-def prompt_targets(scheduled: ScheduledRow) -> Sequence[int]:
-    """The prompt tokens that the step's first rows of this request predict; empty when it did not ask.
-
-    A row predicts the token after its own, so the prompt's first token has none, and its last row belongs to the draw.
-    Of several choices, which share one prompt, the first alone answers for it.
-    """
-    row = scheduled.row
-    if row.params.prompt_logprobs is None or row.choice != 0:
-        return ()
-    start = row.num_computed_tokens
-    return row.token_ids[start + 1 : min(start + scheduled.num_tokens + 1, row.num_prompt_tokens)]
+__all__ = ["body_outputs", "logprobs_in_chunks"]
 
 
 @contextmanager
@@ -49,16 +31,9 @@ def body_outputs(model: Any) -> Iterator[list[Any]]:
 
 def logprobs_in_chunks(
     model: Any, inputs: Mapping[str, Any], body_output: Any, rows: Sequence[int], targets: Sequence[int], top: int
-) -> list[TokenLogprob] | str:
+) -> PromptEntries:
     """The entry of each of the ``targets`` at these rows of the step, or what is wrong with the first that has none."""
-    entries: list[TokenLogprob] = []
-    for begin in range(0, len(rows), ROWS_AT_ONCE):
-        part = slice(begin, begin + ROWS_AT_ONCE)
-        for logits, target in zip(_head(model, inputs, body_output, rows[part]), targets[part], strict=True):
-            if (what := unusable(float(logits.max()))) is not None:
-                return what
-            entries.append(token_logprob(logits, target, top))
-    return entries
+    return prompt_entries(lambda part: _head(model, inputs, body_output, part), rows, targets, top)
 
 
 def _head(model: Any, inputs: Mapping[str, Any], body_output: Any, rows: Sequence[int]) -> torch.Tensor:

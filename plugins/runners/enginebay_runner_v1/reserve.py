@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from enginebay.worker.probing.groups import LayerGroup, places
+from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v1.attention import PagedCache
-from enginebay_runner_v1.groups import LayerGroup, places
-from enginebay_runner_v1.shapes import LayerShape
 
 __all__ = ["reserve"]
 

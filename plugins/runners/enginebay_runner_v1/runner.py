@@ -9,21 +9,22 @@ from typing import Any
 import torch
 
 from enginebay.interfaces import NoOptions, RunnerContext
-from enginebay.messages import GrammarOutput, KVCacheSpec, ModelRunnerOutput, SchedulerOutput, TokenLogprob
+from enginebay.messages import GrammarOutput, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 from enginebay.worker import RequestTable
+from enginebay.worker.answers import ROWS_AT_ONCE, PromptEntries
 from enginebay.worker.loader import WeightSource, load_causal_lm, torch_dtype
 from enginebay.worker.loader_empty import empty_causal_lm, weights_of
+from enginebay.worker.probing.groups import arrange, kv_spec
+from enginebay.worker.probing.probe import attention_modules, probe
+from enginebay.worker.probing.shapes import kv_words
 from enginebay_runner_v1.attention import ATTENTION, LayerBinding, PagedCache, bind_step, register
 from enginebay_runner_v1.batch import lay_out, lay_out_tokens, number_blocks
 from enginebay_runner_v1.drawing import Drawing, DrawnElsewhere, Scored
-from enginebay_runner_v1.groups import arrange, kv_spec
 from enginebay_runner_v1.invariant import make_invariant
 from enginebay_runner_v1.invariant_attention import InvariantBinding
 from enginebay_runner_v1.invariant_check import Part, check_whole
-from enginebay_runner_v1.probe import attention_modules, probe
-from enginebay_runner_v1.prompts import ROWS_AT_ONCE, body_outputs, logprobs_in_chunks
+from enginebay_runner_v1.prompts import body_outputs, logprobs_in_chunks
 from enginebay_runner_v1.reserve import reserve
-from enginebay_runner_v1.shapes import kv_words
 from enginebay_runner_v1.spans import Span, span_of
 from enginebay_runner_v1.weights import WeightLife, num_bytes
 
@@ -219,7 +220,7 @@ class RunnerV1(WeightLife):
         return self._drawing.finish(step, self._share, grammar_output)
 
     @torch.inference_mode()
-    def _forward(self, spans: Sequence[Span]) -> tuple[torch.Tensor, dict[int, list[TokenLogprob] | str]]:
+    def _forward(self, spans: Sequence[Span]) -> tuple[torch.Tensor, dict[int, PromptEntries]]:
         """Run these spans, whose keys and values are in the cache afterwards.
 
         Returns logits ``[positions behind which is drawn, vocab_size]``, and for each span with targets, by its index,
@@ -252,7 +253,7 @@ class RunnerV1(WeightLife):
         asking = [index for index, span in enumerate(spans) if span.targets]
         with body_outputs(self._model) as outputs:
             logits = self._share.run(self._model, inputs, keep.to(device))[0]
-        prompts: dict[int, list[TokenLogprob] | str] = {}
+        prompts: dict[int, PromptEntries] = {}
         if not self._share.answers:
             return logits[keep.to(device)], prompts
         for index in asking:

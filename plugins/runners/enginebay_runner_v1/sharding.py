@@ -13,10 +13,10 @@ import torch
 
 from enginebay.errors import ModelError
 from enginebay.worker.names import Place
+from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v1.collectives import TensorGroup
 from enginebay_runner_v1.cuts import Cut
 from enginebay_runner_v1.plan import TensorPlan, make_plan
-from enginebay_runner_v1.shapes import LayerShape
 from enginebay_runner_v1.shares import HeadShare
 
 __all__ = ["TensorSplit"]

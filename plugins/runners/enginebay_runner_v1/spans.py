@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from enginebay.worker import ScheduledRow
-from enginebay_runner_v1.prompts import prompt_targets
+from enginebay.worker.answers import prompt_targets
 
 __all__ = ["Span", "span_of"]
 

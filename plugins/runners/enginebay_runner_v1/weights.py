@@ -10,48 +10,23 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from enginebay.errors import ModelError
 from enginebay.interfaces import ModelRunner, NoOptions, RunnerContext
 from enginebay.messages import FinishWeightUpdate, StartWeightUpdate, WeightsChunk
-from enginebay.worker.loader import FolderWeights, WeightSource
 from enginebay.worker.loader_empty import weights_of
-from enginebay.worker.loader_sources import GivenWeights
+from enginebay.worker.loader_incoming import IncomingWeights
+from enginebay.worker.loader_sources import WeightSource
+from enginebay.worker.probing.groups import LayerGroup
+from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v1.attention import PagedCache
-from enginebay_runner_v1.groups import LayerGroup
 from enginebay_runner_v1.invariant import Invariance
 from enginebay_runner_v1.parallel import WorldShare
-from enginebay_runner_v1.shapes import LayerShape
 
 __all__ = ["WeightLife", "num_bytes"]
-
-_ROOM: Final = 4
-"""So many times the weights may take as tensors: they may be given in a wider dtype, and tied ones twice."""
-
-
-class _Incoming:
-    """A weight update between its start and its end: a folder, or tensors that come in pieces."""
-
-    def __init__(self, path: str, room: int) -> None:
-        """``room``: bytes that tensors may take. Raises ``ModelError`` for a folder without readable weights."""
-        self.source: WeightSource
-        self._given: GivenWeights | None = None
-        if path:
-            self.source = FolderWeights(Path(path))
-            self.source.headers()
-        else:
-            self.source = self._given = GivenWeights(room)
-
-    @property
-    def given(self) -> GivenWeights:
-        """Where pieces go. Raises ``ModelError`` when the weights come from a folder."""
-        if self._given is None:
-            raise ModelError("tensors came, and the update that was started reads them from a folder")
-        return self._given
 
 
 def num_bytes(model: Any) -> int:
@@ -78,7 +53,7 @@ class WeightLife(ModelRunner[NoOptions]):
         self._cache: PagedCache | None = None
         self._invariance: Invariance | None = None
         self._share = WorldShare(context)
-        self._incoming: _Incoming | None = None
+        self._incoming: IncomingWeights | None = None
         self._num_blocks = 0
         self._weight_bytes = 0
 
@@ -111,7 +86,7 @@ class WeightLife(ModelRunner[NoOptions]):
 
     def start_weight_update(self, update: StartWeightUpdate) -> None:
         """A folder is looked at now, and loaded at the end: the files may not change until then."""
-        self._incoming = _Incoming(update.path, _ROOM * self._weight_bytes * len(self.context.world.ranks))
+        self._incoming = IncomingWeights(update.path, self._weight_bytes * len(self.context.world.ranks))
 
     def update_weights_chunk(self, chunk: WeightsChunk) -> None:
         """Keep them in host memory."""

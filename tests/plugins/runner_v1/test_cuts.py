@@ -18,11 +18,11 @@ from enginebay.errors import ModelError
 from enginebay.messages import ModelInfo
 from enginebay.testing.fakes import fake_model
 from enginebay.worker.loader import load_causal_lm
+from enginebay.worker.probing.known import FAMILIES as KNOWN
+from enginebay.worker.probing.known_parallel import NO_STAGES, NO_TENSOR_RANKS, splits
 from enginebay_runner_v1.attention import ATTENTION, register
 from enginebay_runner_v1.collectives import TensorGroup
 from enginebay_runner_v1.cuts import Cut
-from enginebay_runner_v1.known import FAMILIES as KNOWN
-from enginebay_runner_v1.known_parallel import NO_STAGES, NO_TENSOR_RANKS, splits
 from enginebay_runner_v1.plan import make_plan
 from enginebay_runner_v1.sharding import TensorSplit
 from support.repository import ROOT

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from enginebay.messages import ModelInfo
-from enginebay_runner_v1.families import supports
-from enginebay_runner_v1.known import EXPERT_KEYS, FAMILIES, OWN_WAYS
+from enginebay.worker.probing.families import supports
+from enginebay.worker.probing.known import EXPERT_KEYS, FAMILIES, OWN_WAYS
 from support.repository import ROOT
 
 CAPPED = {"Gemma2ForCausalLM", "VaultGemmaForCausalLM"}

@@ -10,8 +10,8 @@ import torch
 
 from enginebay.messages import KVCacheGroup, SamplingParams
 from enginebay.testing import RunnerDriver, start_runner
-from enginebay_runner_v1.groups import MAX_GROUPS, LayerGroup, arrange, kv_spec, places
-from enginebay_runner_v1.shapes import LayerShape
+from enginebay.worker.probing.groups import MAX_GROUPS, LayerGroup, arrange, kv_spec, places
+from enginebay.worker.probing.shapes import LayerShape
 from support.parity import Reference
 from support.tiny_families import VOCAB, WINDOW
 

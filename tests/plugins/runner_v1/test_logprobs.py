@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from enginebay.messages import SamplingParams
 from enginebay.testing import RunnerDriver, start_runner
-from enginebay_runner_v1.prompts import ROWS_AT_ONCE
+from enginebay.worker.answers import ROWS_AT_ONCE
 from support.logprobs import LogSoftmax, ask, gapless
 from support.tiny_models import FAMILIES, VOCAB
 

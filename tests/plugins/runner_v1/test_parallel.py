@@ -15,7 +15,7 @@ import pytest
 
 from enginebay.messages import SamplingParams
 from enginebay.testing import start_runner
-from enginebay_runner_v1.known_parallel import NO_STAGES, NO_TENSOR_RANKS
+from enginebay.worker.probing.known_parallel import NO_STAGES, NO_TENSOR_RANKS
 from support.parity import Reference, Verdict
 from support.rank_models import PROMPTS, run_one
 from support.ranks import Herd

@@ -11,10 +11,10 @@ import torch
 
 from enginebay.errors import ModelError
 from enginebay.worker.loader import load_causal_lm
+from enginebay.worker.probing.groups import arrange, kv_spec
+from enginebay.worker.probing.probe import probe
+from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v1.attention import ATTENTION, register
-from enginebay_runner_v1.groups import arrange, kv_spec
-from enginebay_runner_v1.probe import probe
-from enginebay_runner_v1.shapes import LayerShape
 from support.tiny_models import edit_config, make_model
 
 
@@ -58,7 +58,7 @@ def test_an_option_that_it_does_not_know(load: Callable[[str, str], Any], option
     attention = model.model.layers[2].self_attn
     original = attention.forward
     attention.forward = lambda **keywords: original(**keywords, **{option: torch.ones(1)})
-    with pytest.raises(ModelError, match=f"^layer 2: attention is given {option}, unknown to runner v1$"):
+    with pytest.raises(ModelError, match=f"^layer 2: attention is given {option}, unknown to paged attention$"):
         probe(model)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from enginebay.errors import ModelError
-from enginebay_runner_v1.masks import MaskRules
-from enginebay_runner_v1.probe import probe
+from enginebay.worker.probing.masks import MaskRules
+from enginebay.worker.probing.probe import probe
 
 Load = Callable[[str, str], Any]
 
@@ -29,7 +29,7 @@ def test_heads_that_do_not_fit_each_other(load: Load, keys: int, values: int) ->
         part.weight = torch.nn.Parameter(torch.randn(heads * 8, 48), requires_grad=False)
     assert refusal(model) == (
         f"layer 1: attention works on query [1, 6, 4, 8], key [1, {keys}, 4, 8], value [1, {values}, 4, 8], "
-        "which runner v1 has no cache for"
+        "which no paged cache is made for"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from enginebay.errors import ModelError
-from enginebay_runner_v1.probe import probe
+from enginebay.worker.probing.probe import probe
 
 NEIGHBOURS = (
     "layer 1: what reaches attention depends on more than the token, its position and attention before it: "
@@ -46,5 +46,5 @@ def test_tokens_that_meet_after_the_last_layer(load: Callable[[str, str], Any]) 
         probe(model)
     assert str(caught.value) == (
         "LlamaForCausalLM: a token's logits depend on its neighbours by another way than attention; "
-        "runner v1 cannot run it exactly"
+        "it cannot be run exactly"
     )

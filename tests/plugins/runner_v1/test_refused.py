@@ -10,9 +10,9 @@ import torch
 
 from enginebay.errors import ModelError
 from enginebay.worker.loader import load_causal_lm
+from enginebay.worker.probing.known import FAMILIES, OWN_WAYS
+from enginebay.worker.probing.probe import probe
 from enginebay_runner_v1.attention import ATTENTION, register
-from enginebay_runner_v1.known import FAMILIES, OWN_WAYS
-from enginebay_runner_v1.probe import probe
 from support.tiny_families import COMMON, FULL
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

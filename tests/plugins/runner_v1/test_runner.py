@@ -12,7 +12,7 @@ import torch
 
 from enginebay.messages import KVCacheGroup, KVCacheSpec, SamplingParams
 from enginebay.testing import RunnerDriver, start_runner
-from enginebay_runner_v1.shapes import LayerShape, kv_words
+from enginebay.worker.probing.shapes import LayerShape, kv_words
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 
@@ -45,14 +45,15 @@ def test_nan_logits_are_the_fault_of_one_request(tiny: Callable[[str], Path]) ->
 
 
 def test_profile_run_takes_the_largest_step_and_leaves_nothing(tiny: Callable[[str], Path]) -> None:
-    with start_runner("v1", tiny("mistral-window"), max_num_seqs=5, max_num_batched_tokens=40) as started:
+    with start_runner("v1", tiny("mistral-window"), max_num_seqs=5, max_num_batched_tokens=640) as started:
         runner = started.runner
         seen = []
         model = runner._model  # type: ignore[attr-defined]  # the test looks inside
         handle = model.register_forward_hook(lambda _m, _a, kw, out: seen.append(out.logits.shape), with_kwargs=True)
         runner.profile_run()
         handle.remove()
-        assert [tuple(shape) for shape in seen] == [(1, 5, 199), (1, 36, 199)]  # draws, then the prompt of the longest
+        # what draws, proposals among it, then of the longest prompt as many rows as are looked at together
+        assert [tuple(shape) for shape in seen] == [(1, 5 * 65, 199), (1, 64, 199)]
         assert runner._cache is None  # type: ignore[attr-defined]  # as above
 
 

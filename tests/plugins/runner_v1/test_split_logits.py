@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from enginebay.worker.loader import load_causal_lm
+from enginebay.worker.probing.known import FAMILIES as KNOWN
+from enginebay.worker.probing.known_parallel import NO_TENSOR_RANKS
 from enginebay_runner_v1.collectives import TensorGroup
-from enginebay_runner_v1.known import FAMILIES as KNOWN
-from enginebay_runner_v1.known_parallel import NO_TENSOR_RANKS
 from enginebay_runner_v1.sharding import TensorSplit
 from support.rank_models import PROMPTS
 from support.tiny_models import FAMILIES, make_model

@@ -19,10 +19,10 @@ import torch
 
 from enginebay.errors import EnginebayError, ModelError
 from enginebay.models import one_line
-from enginebay_runner_v1.attention import PROBING, register_probe
-from enginebay_runner_v1.masks import MaskRules
-from enginebay_runner_v1.probe_config import check_kept, check_ropes, check_windows
-from enginebay_runner_v1.shapes import LayerShape
+from enginebay.worker.probing.config import check_kept, check_ropes, check_windows
+from enginebay.worker.probing.interface import PROBING, register_probe
+from enginebay.worker.probing.masks import MaskRules
+from enginebay.worker.probing.shapes import LayerShape
 
 __all__ = ["Run", "attention_modules", "probe", "run_whole"]
 
@@ -90,7 +90,7 @@ class _Recorder:
     ) -> LayerShape:
         odd = sorted(k for k, v in options.items() if k not in _SERVED | _HARMLESS and v is not None)
         if odd:
-            raise ModelError(f"layer {self.layer}: attention is given {', '.join(odd)}, unknown to runner v1")
+            raise ModelError(f"layer {self.layer}: attention is given {', '.join(odd)}, unknown to paged attention")
         if options.get("scaling") is None or options.get("dropout"):
             raise ModelError(f"layer {self.layer}: attention is called without a scale, or with dropout")
         (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
@@ -117,7 +117,7 @@ class _Recorder:
     def _shapeless(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
         return (
             f"layer {self.layer}: attention works on query {list(query.shape)}, key {list(key.shape)}, "
-            f"value {list(value.shape)}, which runner v1 has no cache for"
+            f"value {list(value.shape)}, which no paged cache is made for"
         )
 
     def _check_scores(self, options: Mapping[str, Any], heads: int) -> None:
@@ -188,7 +188,7 @@ def probe(model: Any, run: Run = run_whole, layers: range | None = None) -> tupl
     if not _same(second, first, 1):
         raise ModelError(
             f"{type(model).__name__}: a token's logits depend on its neighbours by another way than attention; "
-            "runner v1 cannot run it exactly"
+            "it cannot be run exactly"
         )
     shapes = tuple(recorder.shape for recorder in recorders if recorder.shape is not None)
     assert len(shapes) == len(modules), "a layer that was called has no shape"
@@ -216,5 +216,5 @@ def _check_calls(model: Any, calls: list[int], layers: range) -> None:
     if calls != list(layers):
         raise ModelError(
             f"{type(model).__name__}: attention was called by layers {calls}, "
-            f"instead of once by each of {len(layers)} in order; runner v1 cannot run it exactly"
+            f"instead of once by each of {len(layers)} in order; it cannot be run exactly"
         )

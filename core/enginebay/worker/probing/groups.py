@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from enginebay.messages import KVCacheGroup, KVCacheSpec
-from enginebay_runner_v1.shapes import LayerShape
+from enginebay.worker.probing.shapes import LayerShape
 
 __all__ = ["LayerGroup", "Place", "arrange", "kv_spec", "places"]
 

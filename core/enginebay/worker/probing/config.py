@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.errors import ModelError
-from enginebay_runner_v1.families import ROPE_TYPES
-from enginebay_runner_v1.shapes import LayerShape
+from enginebay.worker.probing.families import ROPE_TYPES
+from enginebay.worker.probing.shapes import LayerShape
 
 __all__ = ["check_kept", "check_ropes", "check_windows"]
 

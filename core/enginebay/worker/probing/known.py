@@ -1,4 +1,4 @@
-"""The table of architectures: those that runner ``v1`` runs exactly, and those of which it is known why it does not."""
+"""The table of architectures: those that paged attention runs exactly, and those of which is known why it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models runner ``v1`` runs exactly, read from the raw ``config.json``: an allow-list, never a guess.
+"""Which models paged attention runs exactly, read from the raw ``config.json``: an allow-list, never a guess.
 
 An architecture outside the list may run without an exception and give wrong tokens (its mask or its cache is its own),
 so it is refused by name. What the list promises is looked at again when the model is loaded (``probe``).
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from enginebay.messages import ModelInfo
-from enginebay_runner_v1.known import EXPERT_KEYS, FAMILIES, OWN_WAYS, ROPE_TYPES, Family
+from enginebay.worker.probing.known import EXPERT_KEYS, FAMILIES, OWN_WAYS, ROPE_TYPES, Family
 
 __all__ = ["ROPE_TYPES", "supports"]
 
