@@ -11,6 +11,7 @@
     │   │   ├── PluginTooNew                it needs a plugin API that this engine does not offer
     │   │   └── OptionsRejected             its own options do not validate
     │   ├── CapabilityError                 parts that do not fit each other, or the machine
+    │   ├── GraphError                      a graph cannot be traced, read or rewritten
     │   └── ModelError                      the model folder or file is missing, damaged or unsupported
     ├── StartFailed                     3   everything was well named, and starting it failed
     │   ├── WorkerFailed                    a worker failed in a named phase
@@ -33,7 +34,8 @@ The command line turns an error into its ``exit_code`` and one line on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading  # noqa: TID251  # nothing is started: it says which thread this is
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -45,6 +47,7 @@ __all__ = [
     "EngineBusy",
     "EngineDead",
     "EnginebayError",
+    "GraphError",
     "InvalidRequest",
     "ModelError",
     "OptionsRejected",
@@ -65,7 +68,9 @@ __all__ = [
     "WorkerLost",
     "did_you_mean",
     "in_words",
+    "is_interrupt",
     "one_line",
+    "shown",
 ]
 
 
@@ -107,6 +112,10 @@ class OptionsRejected(PluginError):
 
 class CapabilityError(ConfigError):
     """Two parts, or a part and the machine, do not fit; refused at start, never degraded in silence."""
+
+
+class GraphError(ConfigError):
+    """A graph cannot be traced, read from its record, or rewritten."""
 
 
 class ModelError(ConfigError):
@@ -204,10 +213,39 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C, or the command line's own way of ending: neither is the doing of a plugin that was being called.
+
+    Both come in the main thread alone: a ``KeyboardInterrupt`` in any other one was raised by somebody's code, as a
+    ``SystemExit`` or a ``CancelledError`` was in any thread.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    return not isinstance(error, Exception) and type(error).__module__.partition(".")[0] == "enginebay"
+
+
 def in_words(error: BaseException) -> str:
-    """An error that strange code raised, in one line: ``RuntimeError: its words``, or its class alone."""
-    words = " ".join(str(error).split())
-    return one_line(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+    """An error that strange code raised, in one line: ``RuntimeError: its words``, or its class alone.
+
+    Its class alone, too, when it cannot say its words: what is being told is more than that.
+    """
+    kind = type(error).__name__
+    words = _said(lambda: " ".join(str(error).split()), "(its text cannot be had)")
+    return one_line(f"{kind}: {words}" if words else kind)
+
+
+def shown(value: object, limit: int = 200) -> str:
+    """A value of strange code's in one line of at most ``limit`` characters; its class when it has no ``repr``."""
+    return one_line(_said(lambda: repr(value), f"a {type(value).__name__} that cannot be shown"), limit)
+
+
+def _said(words: Callable[[], str], otherwise: str) -> str:
+    try:
+        return words()
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return otherwise
 
 
 _MAX_LINE = 1000

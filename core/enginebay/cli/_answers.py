@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from enginebay.cli._style import columns, printable
+from enginebay.messages import FinishReason
 
 if TYPE_CHECKING:
     from enginebay.engine import Choice, Completion
@@ -52,12 +53,21 @@ def print_json(prompt: str, answer: Completion, decode: Decode) -> None:
     click.echo(json.dumps(msgspec.to_builtins(line), allow_nan=False))
 
 
-def complain(answer: Completion) -> None:
-    """Say on stderr what failed, if anything did: the request, or which of its choices."""
+def complain(answer: Completion, *, shaped: bool) -> None:
+    """Say on stderr what failed, if anything did: the request, or which of its choices.
+
+    ``shaped``: the answer was to have a shape, so it is also said when it was cut: half a JSON value is none.
+    """
     for choice in answer.choices:
+        number = f"choice {choice.index}" if len(answer.choices) > 1 else ""
         if choice.error is not None:
-            what = f"choice {choice.index}" if len(answer.choices) > 1 else "the request"
-            click.echo(f"enginebay: {what} failed: {printable(choice.error)}", err=True)
+            click.echo(f"enginebay: {number or 'the request'} failed: {printable(choice.error)}", err=True)
+        elif shaped and choice.finish_reason is FinishReason.LENGTH:
+            click.echo(
+                f"enginebay: {number or 'the answer'} was cut after {len(choice.token_ids)} tokens, by --max-tokens or "
+                "the model's length, and its shape may not be complete",
+                err=True,
+            )
 
 
 def _choice(choice: Choice, decode: Decode) -> dict[str, Any]:

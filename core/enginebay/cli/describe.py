@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 import click
+from pydantic import ValidationError
 
 from enginebay.cli._style import columns, printable
-from enginebay.interfaces import BatchConstraints, Kind, Options, Plugin, WorkerExtensionPlugin
+from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
+from enginebay.interfaces import (
+    BatchConstraints,
+    Kind,
+    Options,
+    Plugin,
+    Policy,
+    SchedulerLimits,
+    SchedulerPlugin,
+    WorkerExtensionPlugin,
+)
 from enginebay.plugins import Installed, PluginHost, section_of
+from enginebay.scheduling import is_policy
 
 _KINDS = {kind.noun: kind for kind in Kind if kind is not Kind.STATUS_SINK}  # of which this version loads none
+BY_MECHANICS: Final = "by the core's mechanics"
+"""A policy declares nothing of it: its next step is drawn up by code that is not its own."""
 
 
 @click.command("describe")
@@ -32,16 +46,24 @@ def command(kind: str, name: str, as_json: bool) -> None:
     host = PluginHost()
     installed = host.find(_KINDS[kind], name)
     plugin = host.descriptor(_KINDS[kind], name)
+    try:
+        options = _options(plugin.options)
+    except BaseException as error:  # a stranger's model may raise anything while it is described
+        if is_interrupt(error):
+            raise
+        raise PluginBroken(
+            f"{kind} '{name}' of {installed.origin} is broken: its options have no schema: {in_words(error)}"
+        ) from error
     if as_json:
-        click.echo(json.dumps(_as_json(installed, plugin), indent=2, default=str))
+        click.echo(json.dumps(_as_json(installed, plugin, options), indent=2, default=str))
         return
     about, capabilities = _about(installed, plugin), _capabilities(plugin)
     parts = ["\n".join([f"{kind} {name}", *columns(list(about.items()))])]
     if capabilities:
         rows = columns([(key, _shown(value)) for key, value in capabilities.items()])
         parts.append("\n".join(["capabilities", *rows]))
-    options = [(o["name"], _declared(o), o["description"]) for o in _options(plugin.options)]
-    parts.append("\n".join([f"options, under {section_of(installed.kind, name)}", *(columns(options) or ["  none"])]))
+    rows = columns([(o["name"], _declared(o), o["description"]) for o in options])
+    parts.append("\n".join([f"options, under {section_of(installed.kind, name)}", *(rows or ["  none"])]))
     click.echo(printable("\n\n".join(parts)))
 
 
@@ -76,7 +98,21 @@ def _capabilities(plugin: Plugin[Any]) -> dict[str, Any]:
             flat["constraints.block_sizes"] = value.block_sizes or "any"
         else:
             flat[field.name] = sorted(value) if isinstance(value, frozenset) else value
+    if isinstance(plugin, SchedulerPlugin) and not plugin.capabilities.overlap_safe and _is_policy(plugin):
+        flat["overlap_safe"] = BY_MECHANICS
     return flat
+
+
+def _is_policy(plugin: SchedulerPlugin[Any]) -> bool:
+    """Whether the plugin makes a policy, as far as one can be made of options that are all defaults."""
+    factory: object = plugin.factory
+    if isinstance(factory, type):
+        return issubclass(factory, Policy)
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=16)
+    try:
+        return is_policy(plugin, plugin.options(), limits=limits)
+    except (EnginebayError, ValidationError):
+        return False
 
 
 def _options(model: type[Options]) -> list[dict[str, Any]]:
@@ -128,7 +164,7 @@ def _shown(value: Any) -> str:
     return "no limit" if value is None else str(value)
 
 
-def _as_json(installed: Installed, plugin: Plugin[Any]) -> dict[str, Any]:
+def _as_json(installed: Installed, plugin: Plugin[Any], options: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "kind": installed.kind.noun,
         "name": installed.name,
@@ -138,7 +174,7 @@ def _as_json(installed: Installed, plugin: Plugin[Any]) -> dict[str, Any]:
         "requires_api": list(plugin.requires_api),
         "requires_modules": plugin.requires_modules,
         "summary": plugin.summary,
-        "capabilities": _capabilities(plugin),
-        "options": _options(plugin.options),
+        "capabilities": {key: value == BY_MECHANICS or value for key, value in _capabilities(plugin).items()},
+        "options": options,
         **({"methods": list(plugin.methods)} if isinstance(plugin, WorkerExtensionPlugin) else {}),
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+import msgspec
 
 from enginebay.cli._answers import complain, print_json, print_logprobs, print_text
 from enginebay.cli._connect import ANY, connect_options
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
 
 @click.command("generate", cls=GroupedCommand)
 @click.argument("prompt", required=False)
-@click.option("--file", "file", type=click.Path(path_type=Path), help="A file of prompts, one a line, or JSON lines.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(path_type=Path),
+    help="A file of prompts, one a line; or, when its first line begins with {, of JSON lines.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per answer.")
 @sampling_options
 @answer_options
@@ -71,6 +77,10 @@ def command(
 
     Exit codes: 0, 1 when a request is refused or failed, 2 when config or model are, 3 when the start failed.
 
+    A JSON line has "prompt" or "messages", and may have, for itself alone, "priority", "tenant", "timeout" and the
+    sampling options by their names with underscores ("max_tokens"), except for the shape of the answer. A file has
+    lines of one kind.
+
     \b
     Examples:
       enginebay generate "What is the capital of France?"
@@ -84,7 +94,8 @@ def command(
         raise click.UsageError("give a prompt or --file, not both")
     asked = [one_prompt(prompt)] if file is None else read_prompts(file)
     params = sampling_params(structured=structured_output(json_schema, regex, grammar, choice), **sampling)
-    if params.n > 1 and params.temperature == 0:
+    each = [msgspec.structs.replace(params, **one.params) for one in asked]
+    if any(one.n > 1 and one.temperature == 0 for one in each):
         raise click.UsageError("with --temperature 0 all choices are equal: set it above 0, or --n to 1")
     options: RequestOptions = {"priority": priority, "tenant": tenant, "timeout": timeout}
     with engine(config, sets, trace, connect=connect, keys=keys, tokenizer=tokenizer) as llm:
@@ -93,7 +104,7 @@ def command(
             ok = _one(llm, asked[0], params, options, plain, system, as_json, stats)
         else:
             bar = sys.stderr.isatty() if progress is None else progress
-            ok = _many(llm, asked, params, options, plain, system, as_json, stats, bar)
+            ok = _many(llm, asked, each, options, plain, system, as_json, stats, bar)
     ctx.exit(0 if ok else 1)
 
 
@@ -152,7 +163,7 @@ def _one(
         else:
             print_text(answer)
         print_logprobs(answer, llm.decode)
-        complain(answer)
+        complain(answer, shaped=params.structured is not None)
     if stats:
         _print_stats([answer], time.monotonic() - begun, None if first is None else first - begun)
     return answer.error is None
@@ -161,7 +172,7 @@ def _one(
 def _many(
     llm: LLM,
     asked: Sequence[Asked],
-    params: SamplingParams,
+    params: Sequence[SamplingParams],
     options: RequestOptions,
     plain: bool,
     system: str | None,
@@ -170,14 +181,16 @@ def _many(
     progress: bool,
 ) -> bool:
     begun = time.monotonic()
-    each = cast("BatchOptions", options)  # one value for all of them
+    each = cast(
+        "BatchOptions", {name: [one.options.get(name, value) for one in asked] for name, value in options.items()}
+    )
     if plain:
         texts = [one.text or "" for one in asked]
         answers = llm.generate(texts, params, progress=progress, errors="return", **each)
     else:
         conversations = [one.conversation(system) for one in asked]
         answers = llm.chat(conversations, params, progress=progress, errors="return", **each)
-    for one, answer in zip(asked, answers, strict=True):
+    for one, its, answer in zip(asked, params, answers, strict=True):
         prompt = one.conversation(None)[-1]["content"]
         if as_json:
             print_json(prompt, answer, llm.decode)
@@ -186,7 +199,7 @@ def _many(
             print_text(answer)
             print_logprobs(answer, llm.decode)
             click.echo()
-            complain(answer)
+            complain(answer, shaped=its.structured is not None)
     if stats:
         _print_stats(answers, time.monotonic() - begun, None)
     return all(answer.error is None for answer in answers)

@@ -38,13 +38,15 @@ def command(ctx: click.Context, address: str | None, drain: bool, keys: Path | N
       enginebay stop
       enginebay stop --drain
     """
+    from enginebay.errors import EngineDead
     from enginebay.messages import Drain, StopEngine
 
     unfinished = 0
     with remote(address, keys) as client, _process(client) as process:
         if drain:
             unfinished = int(ask(client, Drain()).facts["unfinished"])
-        ask(client, StopEngine())
+        with contextlib.suppress(EngineDead):  # that it has ended may be heard sooner than that it is about to
+            ask(client, StopEngine())
         _wait_for_end(client, process)
         pid = client.welcome.pid
     told = f"; unfinished requests were aborted ({unfinished})" if unfinished else ""

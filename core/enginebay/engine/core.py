@@ -204,7 +204,7 @@ class EngineCore:
         Raises the engine's death (``EngineDead``, ``PolicyFailed``, ``WorkerLost`` …) when it cannot go on.
         """
         self._raise_if_dead()
-        try:
+        with self._or_die():
             if expired := self._requests.expired(self._clock.now()):
                 self._finish(expired, FinishReason.ERROR, error="deadline")
             self._requests.release(self._scheduler.add_request, self._clock.now_ns())
@@ -213,8 +213,6 @@ class EngineCore:
             except Setback as setback:
                 self._rebirth.after(setback, drain)
                 scheduled = True
-        except Exception as error:
-            raise self._die(error) from None
         return self._requests.take_outputs(), scheduled
 
     def stop(self) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung, WorkerLost
+from enginebay.errors import (
+    EnginebayError,
+    EngineDead,
+    PolicyFailed,
+    WorkerHung,
+    WorkerLost,
+    in_words,
+    is_interrupt,
+)
 
 __all__ = ["Death", "OrDie"]
 
@@ -28,7 +36,7 @@ class Death:
         if isinstance(error, EngineDead):
             kind: type[EnginebayError] = PolicyFailed if isinstance(error, PolicyFailed) else EngineDead
             return cls(kind=kind, message=str(error))
-        what = str(error) if isinstance(error, EnginebayError) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, EnginebayError) else in_words(error)
         return cls(kind=EngineDead, message=f"the engine stopped: {what}")
 
     @classmethod
@@ -42,7 +50,7 @@ class Death:
 
 
 class OrDie:
-    """A guard around a stranger's code: what it raises, but for what is spared, ends the engine.
+    """A guard around a stranger's code: what it raises, but for what is spared and Ctrl-C, ends the engine.
 
     A class, since a generator's cost is felt in every step.
     """
@@ -56,5 +64,7 @@ class OrDie:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, self._spare):
-            raise self._die(error) from None
+        if error is None or isinstance(error, self._spare) or is_interrupt(error):
+            return
+        cause = error if isinstance(error, Exception) else EngineDead(f"the engine stopped: {in_words(error)}")
+        raise self._die(cause) from None

@@ -10,7 +10,7 @@ from enginebay.engine.parts import CoreParts
 from enginebay.engine.recovery import OF_WORKERS, Evidence, Setback
 from enginebay.engine.replies import step_result
 from enginebay.engine.steps import InFlight
-from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung
+from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung, in_words, is_interrupt
 from enginebay.interfaces import PendingCall
 from enginebay.messages import GrammarOutput, ModelRunnerOutput, RankReply, Replies, SchedulerOutput, StepResult
 from enginebay.transport import DamagedMessage, UnsendableMessage
@@ -100,7 +100,7 @@ class Execution:
             raise Setback.of(error) from error
         except (EnginebayError, TimeoutError):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self._failed(f"did not take {what} of step {step}", error) from error
         future: object = call.future
         if not isinstance(future, Future):
@@ -120,7 +120,7 @@ class Execution:
                 f"no answer to {call} of step {flight.step} within {self._parts.step_timeout:g} s ([deadlines] step)"
                 + (f"; {detail}" if detail else "")
             ) from None
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self._failed(f"failed {call} of step {flight.step}", error) from error
         if not isinstance(replies, Replies):
             what = f"the answer to {call} of step {flight.step} is {type(replies).__name__}"
@@ -155,7 +155,9 @@ class Execution:
         raise Setback(Evidence.STALE, EngineDead(f"the engine stopped: {stale}"), stale)
 
     def _failed(self, what: str, error: BaseException) -> EngineDead:
-        return self._wrong(f"it {what}: {type(error).__name__}: {error}")
+        if is_interrupt(error):
+            raise error
+        return self._wrong(f"it {what}: {in_words(error)}")
 
     def _wrong(self, what: str) -> EngineDead:
         return EngineDead(f"the engine stopped: {self._parts.executor_name}: {what}")

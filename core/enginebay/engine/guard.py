@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from enginebay.errors import EnginebayError, PolicyFailed, RequestError
+from enginebay.errors import EnginebayError, PolicyFailed, RequestError, in_words, is_interrupt, shown
 from enginebay.interfaces import Scheduler
 from enginebay.messages import (
     Committed,
@@ -36,6 +36,9 @@ _FIELDS: Final[dict[str, type[object]]] = {
     "constrained": str,
 }
 
+_COUNTERS: Final = tuple(name for name in SchedulerStats.__struct_fields__ if not name.startswith("num_"))
+"""Those of the figures that count since the start; what begins with "num_" says how it stands."""
+
 
 class GuardedScheduler:
     """The scheduler's methods; every exception that is not one of ours becomes ``PolicyFailed``, and so does a value
@@ -58,7 +61,7 @@ class GuardedScheduler:
             self._scheduler = self._make()
         except EnginebayError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self._blamed("its factory", error) from error
 
     def add_request(self, request: EngineRequest) -> None:
@@ -92,19 +95,19 @@ class GuardedScheduler:
         self._ask("update_from_output", scheduler_output, committed)
 
     def has_requests(self) -> bool:
-        return bool(self._ask("has_requests"))
+        answer: object = self._ask("has_requests")
+        try:
+            return bool(answer)
+        except BaseException as error:
+            raise self._blamed("the answer of has_requests()", error) from error
 
     def make_stats(self) -> SchedulerStats:
         """How it stands; the counters go on from those of the schedulers before it."""
         stats: SchedulerStats = self._ask("make_stats")
         self._check("make_stats", stats, SchedulerStats)
         if (before := self._before) is not None:
-            stats = msgspec.structs.replace(
-                stats,
-                preemptions=before.preemptions + stats.preemptions,
-                prefix_queries=before.prefix_queries + stats.prefix_queries,
-                prefix_hits=before.prefix_hits + stats.prefix_hits,
-            )
+            sums = {name: getattr(before, name) + getattr(stats, name) for name in _COUNTERS}
+            stats = msgspec.structs.replace(stats, **sums)
         self._last = stats
         return stats
 
@@ -122,11 +125,14 @@ class GuardedScheduler:
             return getattr(self._scheduler, method)(*args)
         except EnginebayError:
             raise
-        except (Exception, SystemExit) as error:
-            raise self._blamed(method, error) from error
+        except BaseException as error:
+            raise self._blamed(f"{method}()", error) from error
 
-    def _blamed(self, method: str, error: BaseException) -> PolicyFailed:
-        return PolicyFailed(f"{self._name} raised {type(error).__name__} in {method}: {error}")
+    def _blamed(self, what: str, error: BaseException) -> PolicyFailed:
+        """The error to raise; an interrupt is nobody's fault, and goes on."""
+        if is_interrupt(error):
+            raise error
+        return PolicyFailed(f"{self._name}: {what} raised {in_words(error)}")
 
     def _check(self, method: str, value: object, expected: type[object]) -> None:
         if not isinstance(value, expected):
@@ -146,6 +152,6 @@ class GuardedScheduler:
         for request_id, count in counts.items():
             if not isinstance(request_id, str) or type(count) is not int or count < 1:
                 raise PolicyFailed(
-                    f"{self._name} scheduled {count!r:.80} tokens of request {request_id!r:.80}; "
+                    f"{self._name} scheduled {shown(count, 80)} tokens of request {shown(request_id, 80)}; "
                     "a request that runs has an integer of 1 or more"
                 )

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Final
 
 from enginebay.engine.watch import WorkerWatch
-from enginebay.errors import WorkerHung
+from enginebay.errors import WorkerHung, in_words, is_interrupt
 from enginebay.interfaces import Executor, RankHealth
 from enginebay.messages import Replies
 from enginebay.runtime import Runtime
@@ -139,8 +139,10 @@ class Lookout:
         """Log where the workers that answer stand."""
         try:
             stacks = self._executor.stacks(self._runtime.clock.now() + _STACK_SECONDS)
-        except (Exception, SystemExit) as error:  # a report must not take the place of what it is about
-            _log.warning("the workers' stacks cannot be had: %s: %s", type(error).__name__, error)
+        except BaseException as error:  # a report must not take the place of what it is about
+            if is_interrupt(error):
+                raise
+            _log.warning("the workers' stacks cannot be had: %s", in_words(error))
             return
         for rank, stack in sorted(stacks.items()):
             _log.error("rank %d stands here:\n%s", rank, stack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from enginebay.engine.parts import CoreParts
+from enginebay.errors import in_words, is_interrupt
 
 __all__ = ["WorkersEnd"]
 
@@ -30,8 +31,10 @@ class WorkersEnd:
         """Stop the workers; that it fails is logged, and keeps nothing else from its end."""
         try:
             self._parts.executor.stop(self._gone_by())
-        except (Exception, SystemExit) as error:
-            _log.warning("stopping the workers failed: %s: %s", type(error).__name__, error)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            _log.warning("stopping the workers failed: %s", in_words(error))
         try:
             self._parts.release()
         except OSError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import pluggy
 
 from enginebay import hookspecs
-from enginebay.errors import PluginBroken, PluginTooNew, in_words, one_line
+from enginebay.errors import PluginBroken, PluginTooNew, in_words, is_interrupt, one_line, shown
 from enginebay.interfaces import (
     ExecutorPlugin,
     ExtensionPlugin,
@@ -57,7 +57,7 @@ def load_module(plugin: Installed) -> ModuleType:
     try:
         return import_module(plugin.module)
     except BaseException as error:  # also SystemExit, and what native code raises
-        if _is_signal(error):
+        if is_interrupt(error):
             raise
         raise PluginBroken(
             f"{who(plugin)} is broken: importing {plugin.module} raised {in_words(error)}. "
@@ -92,7 +92,7 @@ def take_descriptor(manager: pluggy.PluginManager, module: ModuleType, plugin: I
     try:
         offered: Any = implementations[0].function()
     except BaseException as error:
-        if _is_signal(error):
+        if is_interrupt(error):
             raise
         raise PluginBroken(f"{who(plugin)} is broken: {hook} of {plugin.module} raised {in_words(error)}.") from error
     if not isinstance(offered, list | tuple) or not all(isinstance(o, expected) for o in offered):
@@ -147,9 +147,9 @@ def _check_fields(descriptor: Plugin[Any], plugin: Installed) -> None:
     options: Any = descriptor.options
     fault = None
     if not (isinstance(api, tuple) and len(api) == 2 and all(type(n) is int for n in api)):
-        fault = f"its requires_api is {api!r}, and must be (major, minor)"
+        fault = f"its requires_api is {shown(api)}, and must be (major, minor)"
     elif not (isinstance(options, type) and issubclass(options, Options)):
-        fault = f"its options are {options!r}, and must be a subclass of enginebay.interfaces.Options"
+        fault = f"its options are {shown(options)}, and must be a subclass of enginebay.interfaces.Options"
     elif options.model_config.get("extra") != "forbid":
         fault = f"its options model {options.__name__} accepts keys that it does not know: keep extra='forbid'"
     elif not callable(getattr(descriptor, "factory", None)):
@@ -162,7 +162,7 @@ def _check_fields(descriptor: Plugin[Any], plugin: Installed) -> None:
 
 def _fault_of_methods(methods: Any) -> str | None:
     if not isinstance(methods, tuple) or not all(isinstance(name, str) for name in methods):
-        return f"its methods are {methods!r}, and must be a tuple of names"
+        return f"its methods are {shown(methods)}, and must be a tuple of names"
     bad = [name for name in methods if not name.isidentifier() or name.startswith("_")]
     return f"it declares the method {bad[0]!r}: names of public methods are expected" if bad else None
 
@@ -187,13 +187,6 @@ def _is_there(module: str) -> bool:
         return find_spec(module) is not None
     except ValueError:  # an imported module without a spec
         return module in sys.modules
-
-
-def _is_signal(error: BaseException) -> bool:
-    """Ctrl-C, and the command line's own way of ending: neither is the plugin's doing."""
-    return isinstance(error, KeyboardInterrupt) or (
-        not isinstance(error, Exception) and type(error).__module__.partition(".")[0] == "enginebay"
-    )
 
 
 def _shape(value: object) -> str:

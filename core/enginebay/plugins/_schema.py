@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from enginebay.config import EngineConfig
-from enginebay.errors import PluginError
+from enginebay.errors import PluginError, in_words, is_interrupt
 from enginebay.interfaces import Kind
 from enginebay.plugins._host import PluginHost
 
@@ -63,8 +63,10 @@ def _add_options(host: PluginHost, kind: Kind, definitions: dict[str, Any], warn
         except PluginError as error:
             warnings.append(str(error))
             continue
-        except Exception as error:  # a plugin's own model may raise anything while it is described
-            warnings.append(f"{prefix}: its options have no schema: {type(error).__name__}: {error}")
+        except BaseException as error:  # a plugin's own model may raise anything while it is described
+            if is_interrupt(error):
+                raise
+            warnings.append(f"{prefix}: its options have no schema: {in_words(error)}")
             continue
         for inner, definition in own.pop("$defs", {}).items():
             definitions[f"{prefix}.{inner}"] = definition

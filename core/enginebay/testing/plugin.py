@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from enginebay.errors import EnginebayError
+from enginebay.plugins import PluginHost
+
 KINDS = ("executor", "runner", "scheduler")
 
 
@@ -33,6 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the names for the suite, which is imported later."""
+    """Keep the names for the suite, which is imported later; one that cannot be loaded ends the run, with one error."""
+    host = PluginHost()
+    load = {"executor": host.load_executor, "runner": host.load_runner, "scheduler": host.load_scheduler}
     for kind in KINDS:
         _chosen[kind] = list(config.getoption(f"--{kind}"))
+        for name in _chosen[kind]:
+            try:
+                load[kind](name, {}, "the conformance suite")
+            except EnginebayError as error:
+                raise pytest.UsageError(f"--{kind} {name}: {error}") from None

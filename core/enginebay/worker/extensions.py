@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from enginebay.errors import PluginBroken, in_words
+from enginebay.errors import PluginBroken, in_words, is_interrupt
 from enginebay.interfaces import WorkerExtensionContext, WorkerExtensionPlugin
 from enginebay.plugins import Loaded
 
@@ -36,7 +36,9 @@ class WorkerExtensions:
             who = f"worker extension '{one.plugin.name}' of {one.origin}"
             try:
                 made = one.plugin.factory(context(one.options))
-            except Exception as error:
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
                 raise PluginBroken(f"{who} is broken: making it raised {in_words(error)}") from error
             self._objects[one.plugin.name] = made
             for name in one.plugin.methods:

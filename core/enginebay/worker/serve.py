@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from enginebay.errors import is_interrupt
 from enginebay.interfaces import WorkerChannel
-from enginebay.messages import Call, Envelope, ExecuteModel, Result, Shutdown, StartPayload
-from enginebay.transport.codec import decode_call, decode_envelope, decode_start_payload, encode
+from enginebay.messages import Call, ExecuteModel, Result, Shutdown, StartPayload
+from enginebay.transport.codec import decode_call, decode_start_payload, encode, open_envelope
 from enginebay.worker.failure import describe_failure
 from enginebay.worker.worker import Worker, call_name
 
@@ -47,9 +48,9 @@ def serve(payload: bytes, channel: WorkerChannel, *, make_worker: Callable[[Star
             frame = channel.receive(None)
             if frame is None or channel.closed():
                 return
-            envelope = decode_envelope(frame)
-            goes_on, reply = _answer(worker, envelope, pulse, start.place.rank)
-            channel.reply(envelope.generation, envelope.call_id, reply)
+            head, body = open_envelope(frame)
+            goes_on, reply = _answer(worker, head.traceparent, body, pulse, start.place.rank)
+            channel.reply(head.generation, head.call_id, reply)
             if not goes_on:
                 return
     except KeyboardInterrupt:
@@ -60,16 +61,16 @@ def serve(payload: bytes, channel: WorkerChannel, *, make_worker: Callable[[Star
         worker.shutdown()
 
 
-def _answer(worker: Worker, envelope: Envelope, pulse: Pulse, rank: int) -> tuple[bool, bytes]:
+def _answer(worker: Worker, traceparent: str, body: memoryview, pulse: Pulse, rank: int) -> tuple[bool, bytes]:
     """(whether to go on, the encoded result) of one call."""
     phase = "decode"
     try:
-        call: Call = decode_call(envelope.payload)
+        call: Call = decode_call(body)
         phase = call_name(call)
         pulse.say(f"{phase} {call.scheduler_output.step}" if isinstance(call, ExecuteModel) else phase)
-        result: Result = worker.handle(call, envelope.traceparent)
+        result: Result = worker.handle(call, traceparent)
         return not isinstance(call, Shutdown), encode(result)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # also SystemExit of a plugin, and what native code throws past Exception
+        if is_interrupt(error):
+            raise
         return phase != call_name(Shutdown), encode(describe_failure(error, phase=phase, rank=rank))

@@ -17,8 +17,12 @@ import psutil
 import pytest
 
 from enginebay.cli import main
+from enginebay.cli._prompts import read_prompts
+from enginebay.messages import SamplingParams
 from enginebay.telemetry import read_spans
 from support.fake_engines import ENGINEBAY, Installed
+from support.repository import ROOT
+from support.sampling_options import GIVEN
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -79,8 +83,8 @@ def test_raw_and_sampling_options(generate: Run) -> None:
         1,
         "",
         (
-            "enginebay: runner 'fake' 1.0 does not serve top_k; it serves: logprobs, min_tokens, n, prompt_logprobs, "
-            "seed\n"
+            "enginebay: runner 'fake' 1.0 does not serve top_k; it serves: grammar, logprobs, min_tokens, n, "
+            "prompt_logprobs, seed\n"
         ),
     )
 
@@ -124,6 +128,36 @@ def test_json_lines_of_prompts_and_conversations(generate: Run, tmp_path: Path) 
     ]
 
 
+def test_a_json_line_may_say_how_it_is_answered(generate: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "say:one", "max_tokens": 2}, {"prompt": "say:two"}, {"prompt": "say:three", "timeout": 1e-6}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    code, out, _ = generate("--file", str(file), "--json", "--max-tokens", "4")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [(one["text"], one["finish_reason"]) for one in told[:2]] == [("on", "length"), ("two", "stop")]
+    assert (code, told[2]["error"]) == (1, "deadline")
+
+
+def test_the_lines_of_the_page_are_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "requests.md").read_text()
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(page.split("```jsonl\n")[1].split("```")[0])
+    first, second = read_prompts(file)
+    assert (first.text, first.params, first.options) == ("One, two,", {"max_tokens": 4}, {"priority": 1})
+    assert second.messages is not None
+    assert (second.params, second.options) == ({"temperature": 1.0, "seed": 7}, {"tenant": "gold"})
+
+
+def test_whatever_a_line_may_say_becomes_a_parameter(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    given = {name: value for name, (_, value) in GIVEN.items()}
+    more = {"stop_token_ids": (3,), "skip_special_tokens": False}
+    file.write_text(json.dumps({"prompt": "a", **given, **more}))
+    [asked] = read_prompts(file)
+    assert asked.params == {**given, **more}
+    assert set(asked.params) == set(SamplingParams.__struct_fields__) - {"structured", "bad_words_token_ids"}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -131,6 +165,19 @@ def test_json_lines_of_prompts_and_conversations(generate: Run, tmp_path: Path) 
         ('{"prompt": "a"}\n{', "{file}, line 2: not JSON: Expecting property name enclosed in double quotes"),
         ('{"prompt": 5}', "{file}, line 1: prompt must be text, not int"),
         ('{"text": "a"}', '{file}, line 1: write {{"prompt": "…"}} or {{"messages": ['),
+        (
+            "a\n{b}\n" + '{"prompt": "c"}',
+            "{file}, line 3: a JSON line among plain ones: the first line of a file says what",
+        ),
+        ('{"prompt": "a"}\nplain', "{file}, line 2: not JSON: Expecting value"),
+        (
+            '{"prompt": "a", "max_token": 3}',
+            "{file}, line 1: unknown key 'max_token'. Did you mean 'max_tokens'? Known beside the prompt: bad_words, ",
+        ),
+        ('{"prompt": "a", "structured": {}}', "{file}, line 1: unknown key 'structured'."),
+        ('{"prompt": "a", "max_tokens": "3"}', "{file}, line 1: Expected `int`, got `str` - at `$.max_tokens`"),
+        ('{"prompt": "a", "priority": 0.5}', "{file}, line 1: Expected `int`, got `float` - at `$.priority`"),
+        ('{"prompt": "a", "tenant": null}', "{file}, line 1: Expected `str`, got `null` - at `$.tenant`"),
         ('{"messages": []}', "{file}, line 1: messages must be a list with at least one message"),
         ('{"messages": [{"role": "user"}]}', "{file}, line 1: a message has a role and a content, both text"),
     ],

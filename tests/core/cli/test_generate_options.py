@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -23,6 +22,7 @@ from enginebay.engine.front.front import Front
 from enginebay.errors import InvalidRequest
 from enginebay.messages import FinishReason, SamplingParams, TokenLogprob, Usage
 from support.fake_engines import Installed
+from support.sampling_options import GIVEN
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -49,26 +49,6 @@ def params_of(command: str, *arguments: str) -> SamplingParams:
     return sampling_params(**{name: options[name] for name in SamplingParams.__struct_fields__ if name in options})
 
 
-GIVEN: dict[str, tuple[list[str], Any]] = {
-    "max_tokens": (["--max-tokens", "7"], 7),
-    "temperature": (["--temperature", "0.5"], 0.5),
-    "top_k": (["--top-k", "3"], 3),
-    "top_p": (["--top-p", "0.5"], 0.5),
-    "min_p": (["--min-p", "0.05"], 0.05),
-    "seed": (["--seed", "9"], 9),
-    "n": (["--n", "4"], 4),
-    "repetition_penalty": (["--repetition-penalty", "1.1"], 1.1),
-    "presence_penalty": (["--presence-penalty", "-0.5"], -0.5),
-    "frequency_penalty": (["--frequency-penalty", "0.5"], 0.5),
-    "logit_bias": (["--logit-bias", "5=-3.5", "--logit-bias", "6=1"], {5: -3.5, 6: 1.0}),
-    "bad_words": (["--bad-word", "no", "--bad-word", "never"], ("no", "never")),
-    "min_tokens": (["--min-tokens", "2"], 2),
-    "stop": (["--stop", "a", "--stop", "b"], ("a", "b")),
-    "ignore_eos": (["--ignore-eos"], True),
-    "truncate_prompt_tokens": (["--truncate-prompt", "100"], 100),
-    "logprobs": (["--logprobs", "0"], 0),
-    "prompt_logprobs": (["--prompt-logprobs", "5"], 5),
-}
 NOT_OFFERED = {"stop_token_ids", "bad_words_token_ids", "skip_special_tokens"} | {"structured"}  # four options make it
 NOT_IN_CHAT = {"n", "logprobs", "prompt_logprobs"}
 
@@ -150,12 +130,37 @@ def test_the_choice_that_failed_is_named(capsys: pytest.CaptureFixture[str]) -> 
     bad = Choice(index=1, text="", token_ids=(), finish_reason=FinishReason.ERROR, error="logits are NaN")
     answer = Completion(request_id="r", prompt="p", prompt_token_ids=(1,), choices=(good, bad), usage=Usage())
     print_json("p", answer, str)
-    complain(answer)
+    complain(answer, shaped=False)
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert [choice.get("error") for choice in told["choices"]] == [None, "logits are NaN"]
     assert told["error"] == "logits are NaN"
     assert err == "enginebay: choice 1 failed: logits are NaN\n"
+
+
+@pytest.mark.parametrize(
+    ("shaped", "finish", "said"),
+    [
+        (
+            True,
+            FinishReason.LENGTH,
+            "{who} was cut after 2 tokens, by --max-tokens or the model's length, and its shape may",
+        ),
+        (True, FinishReason.STOP, ""),
+        (False, FinishReason.LENGTH, ""),  # of plain text there is always more
+    ],
+)
+def test_an_answer_with_a_shape_that_was_cut_is_told(
+    shaped: bool, finish: FinishReason, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = Choice(index=1, text="ab", token_ids=(97, 98), finish_reason=finish)
+    whole = Choice(index=0, text="a", token_ids=(97,), finish_reason=FinishReason.STOP)
+    for choices, who in (((cut,), "the answer"), ((whole, cut), "choice 1")):
+        answer = Completion(request_id="r", prompt="p", prompt_token_ids=(1,), choices=choices, usage=Usage())
+        complain(answer, shaped=shaped)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == bool(said)
+        assert all(line.startswith(f"enginebay: {said.format(who=who)}") for line in lines)
 
 
 def test_log_probabilities_are_a_table(generate: Run) -> None:

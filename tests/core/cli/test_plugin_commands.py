@@ -141,6 +141,46 @@ def test_describe(alone: FakeSite) -> None:
     }
 
 
+TIERS = """
+class Mine(Policy):
+    def key(self, request):
+        return (1,)
+
+def policy(context):
+    return Mine(context)
+
+def whole(context):
+    import enginebay.scheduling
+    return type("Whole", (Scheduler,), {name: None for name in Scheduler.__abstractmethods__})(context)
+
+def leaves(context):
+    raise SystemExit(3)
+
+@hookimpl
+def enginebay_register_schedulers():
+    return [SchedulerPlugin(name="acme", factory=FACTORY, capabilities=SchedulerCapabilities(overlap_safe=SAFE))]
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "safe", "said", "in_json"),
+    [
+        ("Mine", False, "by the core's mechanics", True),
+        ("policy", False, "by the core's mechanics", True),
+        ("whole", False, "no", False),
+        ("whole", True, "yes", True),
+        ("leaves", False, "no", False),
+    ],
+)
+def test_describe_says_whether_steps_overlap(
+    alone: FakeSite, factory: str, safe: bool, said: str, in_json: bool
+) -> None:
+    alone.plugin("schedulers", "acme", TIERS.replace("FACTORY", factory).replace("SAFE", str(safe)))
+    assert f"  overlap_safe         {said}\n" in run("describe", "scheduler", "acme").stdout
+    told = json.loads(run("describe", "scheduler", "acme", "--json").stdout)
+    assert told["capabilities"]["overlap_safe"] is in_json
+
+
 def test_describe_a_runner_with_constraints(alone: FakeSite) -> None:
     alone.runner("acme", "constraints=BatchConstraints(block_sizes=(64, 128)), features=frozenset({'top_k', 'seed'})")
     out = run("describe", "runner", "acme").stdout

@@ -23,8 +23,11 @@ import psutil
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.cli import main
+from enginebay.cli import main, stop
+from enginebay.cli._connect import ask
+from enginebay.engine.remote.remote import RemoteClient
 from enginebay.errors import EngineBusy, EngineDead, WorkerLost
+from enginebay.messages import Control, ControlDone
 from enginebay.runfolder import run_root
 from support.census import Census
 from support.fake_engines import Installed
@@ -118,6 +121,22 @@ def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp
         assert gone.err.startswith("enginebay: no engine of this user runs here")
         assert gone.err.count("\n") == 1
     census.check()
+
+
+def test_its_end_may_be_heard_before_its_answer(
+    fake: Installed, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come on two lines."""
+
+    def overtaken(client: RemoteClient, command: Control) -> ControlDone:
+        ask(client, command)
+        raise EngineDead("the engine was stopped")
+
+    monkeypatch.setattr(stop, "ask", overtaken)
+    with up(fake, tmp_path) as engine:
+        engine.wait_until_ready()
+        assert run("stop") == (0, "", f"the engine (pid {engine.pid}) has stopped\n")
+        assert engine.wait() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -292,7 +292,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (lambda: 1 / 0, "scheduler 'fake' 1.0 raised ZeroDivisionError in schedule: division by zero"),
+        (lambda: 1 / 0, "scheduler 'fake' 1.0: schedule() raised ZeroDivisionError: division by zero"),
         (
             lambda: SchedulerOutput(step=0, num_scheduled_tokens={"ghost": 1}),
             "scheduler 'fake' 1.0 scheduled request 'ghost' in step 0, which has ended or never came",

@@ -83,7 +83,7 @@ def test_whatever_a_scheduler_raises_is_the_death_with_its_name(
     scheduler.fails = method
     with pytest.raises(PolicyFailed) as caught:
         entry(engine)
-    message = f"scheduler 'fake' 1.0 raised KeyError in {method}: 'mine'"
+    message = f"scheduler 'fake' 1.0: {method}() raised KeyError: 'mine'"
     assert str(caught.value) == message
     assert engine.executor.stopped == 1
     assert [type(engine.core.death()), str(engine.core.death())] == [PolicyFailed, message]

@@ -8,8 +8,9 @@ import pytest
 
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.errors import ConfigError, PolicyFailed
-from enginebay.messages import RunningRequest, SchedulerOutput
+from enginebay.messages import RunningRequest, SchedulerOutput, SchedulerStats
 from support.faults import throws
+from support.leaving import PAST_EXCEPTION, NoWords, in_a_thread
 
 NAME = "scheduler 's' 1.0"
 
@@ -39,12 +40,12 @@ def guarded(answer: Any) -> GuardedScheduler:
     return GuardedScheduler(lambda: Scripted(answer), name=NAME)  # type: ignore[arg-type,return-value]  # it is broken
 
 
-@pytest.mark.parametrize("error", [KeyError("mine"), SystemExit(3)])
+@pytest.mark.parametrize("error", [KeyError("mine"), *(kind("mine") for kind in PAST_EXCEPTION)])
 @pytest.mark.parametrize("method", CALLS)
 def test_what_it_raises_is_told_with_its_name(method: str, error: BaseException) -> None:
-    with pytest.raises(PolicyFailed) as caught:
-        getattr(guarded(lambda: throws(error)), method)(*CALLS[method])
-    assert str(caught.value) == f"{NAME} raised {type(error).__name__} in {method}: {error}"
+    caught = in_a_thread(lambda: getattr(guarded(lambda: throws(error)), method)(*CALLS[method]))
+    assert isinstance(caught, PolicyFailed)
+    assert str(caught) == f"{NAME}: {method}() raised {type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize("error", [ConfigError("ours"), KeyboardInterrupt()])
@@ -53,6 +54,38 @@ def test_our_errors_and_interrupts_pass(method: str, error: BaseException) -> No
     with pytest.raises(type(error)) as caught:
         getattr(guarded(lambda: throws(error)), method)(*CALLS[method])
     assert caught.value is error
+
+
+def test_an_error_without_words_still_says_who_and_where() -> None:
+    with pytest.raises(PolicyFailed) as caught:
+        guarded(lambda: throws(NoWords())).schedule()
+    assert str(caught.value) == f"{NAME}: schedule() raised NoWords: (its text cannot be had)"
+    with pytest.raises(PolicyFailed) as caught:
+        guarded(lambda: SchedulerOutput(step=0, num_scheduled_tokens={"a": NoWords()})).schedule()  # type: ignore[dict-item]  # it is broken
+    assert str(caught.value).startswith(f"{NAME} scheduled a NoWords that cannot be shown tokens of request 'a'; ")
+
+
+def test_an_answer_that_is_neither_true_nor_false() -> None:
+    class Neither:
+        def __bool__(self) -> bool:
+            raise ValueError("ambiguous")
+
+    with pytest.raises(PolicyFailed) as caught:
+        guarded(Neither).has_requests()
+    assert str(caught.value) == f"{NAME}: the answer of has_requests() raised ValueError: ambiguous"
+
+
+FIGURES = {"num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_cached_blocks"}
+"""How it stands now; whatever else ``SchedulerStats`` may get counts since the start."""
+
+
+def test_every_counter_goes_on_when_a_fresh_scheduler_takes_the_place() -> None:
+    fields = SchedulerStats.__struct_fields__
+    scheduler = guarded(lambda: SchedulerStats(**dict.fromkeys(fields, 3)))
+    scheduler.renew()
+    scheduler.renew()
+    stats = scheduler.make_stats()
+    assert {name: getattr(stats, name) for name in fields} == {name: 3 if name in FIGURES else 9 for name in fields}
 
 
 @pytest.mark.parametrize(

@@ -200,5 +200,5 @@ def test_a_request_that_the_fresh_scheduler_refuses_ends_alone() -> None:
 
 def test_a_scheduler_that_fails_when_it_is_filled_again_is_the_death() -> None:
     engine = choosy(KeyError("mine"))
-    with pytest.raises(PolicyFailed, match=r"raised KeyError in add_request: 'mine'"):
+    with pytest.raises(PolicyFailed, match=r"add_request\(\) raised KeyError: 'mine'"):
         engine.step()

@@ -162,5 +162,5 @@ def test_a_factory_that_fails_the_second_time_is_named() -> None:
     engine.core._scheduler._make = no_more
     engine.add("a")
     engine.executor.reply_generation = 77
-    with pytest.raises(PolicyFailed, match=r"scheduler 'fake' 1\.0 raised OSError in its factory: no more"):
+    with pytest.raises(PolicyFailed, match=r"scheduler 'fake' 1\.0: its factory raised OSError: no more"):
         engine.step()

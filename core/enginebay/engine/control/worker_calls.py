@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from enginebay.engine.parts import CoreParts
-from enginebay.errors import EnginebayError, EngineDead, WorkerFailed, WorkerHung
+from enginebay.errors import EnginebayError, EngineDead, WorkerFailed, WorkerHung, in_words, is_interrupt
 from enginebay.interfaces import PendingCall
 from enginebay.messages import Call, Replies, Result, WorkerFailure
 from enginebay.transport import failure_error, raise_failures, results_of
@@ -66,8 +66,8 @@ class WorkerCalls:
             sent: object = self._parts.executor.submit_call(call, deadline=deadline, ranks=ranks)
         except EnginebayError:
             raise
-        except (Exception, SystemExit) as error:
-            raise self._failed(f"did not take {_name(call)}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise self._failed(f"did not take {_name(call)}", error) from error
         if not isinstance(sent, PendingCall) or not isinstance(sent.future, Future):
             raise self._failed(f"took {_name(call)} without a Future of Replies")
         return sent
@@ -82,8 +82,8 @@ class WorkerCalls:
             ) from None
         except EnginebayError:
             raise
-        except (Exception, SystemExit) as error:
-            raise self._failed(f"failed {_name(call)}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise self._failed(f"failed {_name(call)}", error) from error
         if not isinstance(replies, Replies):
             raise self._failed(f"answered {_name(call)} with {type(replies).__name__}, and must answer with Replies")
         return results_of(replies)
@@ -95,8 +95,10 @@ class WorkerCalls:
             raise EngineDead(f"the workers answered {_name(call)} with {kinds or 'nothing'}, not {expected.__name__}")
         return typed
 
-    def _failed(self, what: str) -> WorkerFailed:
-        return WorkerFailed(f"{self._parts.executor_name} {what}")
+    def _failed(self, what: str, error: BaseException | None = None) -> WorkerFailed:
+        if error is not None and is_interrupt(error):
+            raise error
+        return WorkerFailed(f"{self._parts.executor_name} {what}" + ("" if error is None else f": {in_words(error)}"))
 
 
 def _name(call: Call) -> str:

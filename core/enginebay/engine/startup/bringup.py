@@ -11,7 +11,7 @@ from enginebay.engine.lending import Lender, Loan, check_lender
 from enginebay.engine.lookout import Lookout, busy
 from enginebay.engine.startup.ground import Ground
 from enginebay.engine.startup.plan import Plan
-from enginebay.errors import EnginebayError, StartFailed
+from enginebay.errors import EnginebayError, StartFailed, in_words, is_interrupt
 from enginebay.interfaces import StartSpec
 from enginebay.messages import (
     Ack,
@@ -119,10 +119,11 @@ class BringUp:
             self._workers = self._executor.start(spec).workers
         except EnginebayError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             raise StartFailed(
-                f"executor '{plan.executor.plugin.name}' ({plan.executor.origin}) did not start: "
-                f"{type(error).__name__}: {error}"
+                f"executor '{plan.executor.plugin.name}' ({plan.executor.origin}) did not start: {in_words(error)}"
             ) from error
 
     def load(self, lender: Lender | None = None) -> LoadedWorkers:

@@ -11,6 +11,7 @@ from enginebay.engine.replies import Generation
 from enginebay.engine.startup.plan import Plan
 from enginebay.engine.startup.rendezvous import Rendezvous
 from enginebay.engine.watch import WorkerWatch
+from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
 from enginebay.interfaces import Executor, ExecutorContext
 from enginebay.plugins import Hooks
 from enginebay.runfolder import LazyRunFolder
@@ -60,11 +61,14 @@ def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks) -> tuple[Ground, Exec
         rendezvous.close()
         folder.close()
 
-    made = plan.executor.plugin.factory(context)
     try:
-        executor = hooks.wrap_executor(made, context)
+        made = _made(plan, context)
+        try:
+            executor = hooks.wrap_executor(made, context)
+        except BaseException:
+            made.stop(runtime.clock.now() + plan.config.deadlines.stop)
+            raise
     except BaseException:
-        made.stop(runtime.clock.now() + plan.config.deadlines.stop)
         release()
         raise
     ground = Ground(
@@ -78,3 +82,19 @@ def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks) -> tuple[Ground, Exec
         watch=watch,
     )
     return ground, made
+
+
+def _made(plan: Plan, context: ExecutorContext[Any]) -> Executor[Any]:
+    """What the plugin's factory makes of it; raises ``PluginBroken`` for one that raises, or makes something else."""
+    who = f"executor '{plan.executor.plugin.name}' ({plan.executor.origin}) could not be made: its factory"
+    try:
+        made: object = plan.executor.plugin.factory(context)
+    except EnginebayError:
+        raise
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise PluginBroken(f"{who} raised {in_words(error)}") from error
+    if not isinstance(made, Executor):
+        raise PluginBroken(f"{who} returned {type(made).__name__}, and an Executor is expected")
+    return made
