@@ -1,7 +1,7 @@
 """Round trips over the shared rings: one broadcast, and one reply of each worker; prints one JSON line.
 
 Usage: python transport_round_trip.py [workers]. The engine's half is what an executor does: encode the envelope, send,
-wait by poll, take the replies, decode them; the worker's half is what ``serve`` does around a call.
+look for a moment, wait by poll, take the replies, decode them; the worker's half is what ``serve`` does around a call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from enginebay.messages import Envelope
-from enginebay.transport import decode_envelope, decode_reply, encode_envelope_head
+from enginebay.transport import decode_reply, encode_envelope_head, open_envelope
 from enginebay.transport.shared import EngineEnd, WorkerEnd
 
 ROUNDS, WARM = 3000, 500
@@ -29,8 +29,8 @@ def worker(ticket: bytes) -> None:
     end = WorkerEnd.attach(ticket)
     gc.freeze()
     while (frame := end.receive(None)) is not None:
-        envelope = decode_envelope(frame)
-        end.reply(envelope.generation, envelope.call_id, b"\x81\xa4type\xa3ack")
+        head, _ = open_envelope(frame)
+        end.reply(head.generation, head.call_id, b"\x81\xa4type\xa3ack")
     end.close()
 
 
@@ -55,6 +55,11 @@ def main(workers: int, idle_seconds: float) -> None:
         processes.append(subprocess.Popen(argv, pass_fds=fds))
     poll = select.poll()
     poll.register(end.fileno_of_replies(), select.POLLIN)
+
+    def awaited() -> list[tuple[int, bytes]]:
+        poll.poll()
+        return end.take_replies()
+
     out: dict[str, object] = {"workers": workers}
     gc.freeze()
     call_id = 0
@@ -65,12 +70,10 @@ def main(workers: int, idle_seconds: float) -> None:
             call_id += 1
             envelope = Envelope(generation=1, call_id=call_id, payload=payload)
             end.send(payload, None, begun + 60, head=encode_envelope_head(envelope))
-            left = workers
-            while left:
-                poll.poll()
-                for _, frame in end.take_replies():
-                    assert decode_reply(frame)[1] == call_id
-                    left -= 1
+            replies: list[tuple[int, bytes]] = []
+            while len(replies) < workers:
+                replies += end.look() or awaited()
+            assert all(decode_reply(frame)[1] == call_id for _, frame in replies)
             if turn >= WARM:
                 times.append(time.perf_counter() - begun)
         times.sort()

@@ -20,6 +20,7 @@ from enginebay.transport.codec import (
     encode_envelope_head,
     encode_reply,
     encode_start_payload,
+    open_envelope,
 )
 from enginebay.transport.unwrap import failure_error, raise_failures, results_of, unwrap
 
@@ -41,6 +42,7 @@ __all__ = [
     "encode_start_payload",
     "failure_error",
     "not_started",
+    "open_envelope",
     "raise_failures",
     "results_of",
     "unwrap",

@@ -1,7 +1,8 @@
 """Typed msgpack for everything that crosses between the engine and its workers.
 
 Encoding refuses what cannot cross, at the sender, before anything is sent; decoding validates every field and turns
-whatever is wrong with the bytes into ``DamagedMessage``. Byte fields are copies: nothing aliases the frame's buffer.
+whatever is wrong with the bytes into ``DamagedMessage``. Byte fields are copies: nothing aliases the frame's buffer,
+except the payload that ``open_envelope`` shows.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ _CALL: Final[msgspec.msgpack.Decoder[Call]] = msgspec.msgpack.Decoder(Call)
 _RESULT: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Result)
 _START: Final = msgspec.msgpack.Decoder(StartPayload)
 REPLY_HEAD: Final = struct.Struct("<qq")
-_LENGTH_BYTES: Final = 4
+"""What stands before the payload in the frame of a reply: generation, call id."""
+REPLY_HEAD_BYTES: Final = REPLY_HEAD.size
+_LENGTH: Final = struct.Struct("<I")
+_LENGTH_BYTES: Final = _LENGTH.size
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class EnvelopeHead(msgspec.Struct, frozen=True, array_like=True):
     """An envelope without its payload, which is never copied through msgpack."""
 
     generation: int
@@ -50,8 +54,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     traceparent: str
 
 
-_HEAD: Final = msgspec.msgpack.Decoder(_Head)
-"""What stands before the payload in the frame of a reply: generation, call id."""
+_HEAD: Final = msgspec.msgpack.Decoder(EnvelopeHead)
 
 # What msgspec raises on bad bytes: its own errors, RecursionError on depth bombs, UnicodeDecodeError (a ValueError)
 # on strings, OverflowError on numbers.
@@ -71,16 +74,12 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def encode_envelope_head(envelope: Envelope) -> bytes:
     """What stands before the payload: for a line that can send both without putting them together first."""
     head = _encode(
-        _Head(
-            generation=envelope.generation,
-            call_id=envelope.call_id,
-            ranks=envelope.ranks,
-            deadline=envelope.deadline,
-            traceparent=envelope.traceparent,
-        )
+        EnvelopeHead(envelope.generation, envelope.call_id, envelope.ranks, envelope.deadline, envelope.traceparent)
     )
-    _check_sendable("Envelope", _LENGTH_BYTES + len(head) + len(envelope.payload))
-    return len(head).to_bytes(_LENGTH_BYTES, "little") + head
+    size = _LENGTH_BYTES + len(head) + len(envelope.payload)
+    if size > MAX_FRAME_BYTES:
+        raise _too_large("Envelope", size)
+    return _LENGTH.pack(len(head)) + head
 
 
 def encode_start_payload(payload: StartPayload) -> bytes:
@@ -93,70 +92,82 @@ def encode_reply(generation: int, call_id: int, payload: bytes) -> bytes:
     return REPLY_HEAD.pack(generation, call_id) + payload
 
 
-def decode_call(frame: bytes) -> Call:
+def decode_call(frame: bytes | memoryview) -> Call:
     """The call in ``frame``; raises ``DamagedMessage``."""
-    return _decode(_CALL, frame, "call")
+    return _decode(_CALL, frame, "call", len(frame))
 
 
 def decode_result(frame: bytes) -> Result:
     """The result in ``frame``; raises ``DamagedMessage``."""
-    return _decode(_RESULT, frame, "result")
+    return _decode(_RESULT, frame, "result", len(frame))
 
 
 def decode_envelope(frame: bytes) -> Envelope:
     """The envelope in ``frame``; its payload is not looked at. Raises ``DamagedMessage``."""
-    _check_size(len(frame), "envelope")
-    end = _LENGTH_BYTES + int.from_bytes(frame[:_LENGTH_BYTES], "little")
-    if end > len(frame):
-        raise DamagedMessage(f"{len(frame)} bytes are not one whole envelope: its head ends at byte {end}")
-    head = _decoded(_HEAD, frame[_LENGTH_BYTES:end], "envelope", len(frame))
+    head, payload = open_envelope(frame)
     return Envelope(
         generation=head.generation,
         call_id=head.call_id,
-        payload=frame[end:],
+        payload=bytes(payload),
         ranks=head.ranks,
         deadline=head.deadline,
         traceparent=head.traceparent,
     )
 
 
+def open_envelope(frame: bytes) -> tuple[EnvelopeHead, memoryview]:
+    """What ``decode_envelope`` brings, but a view of the payload where it lies in ``frame``.
+
+    For who decodes the payload at once: a large one is not copied once more for it. Raises ``DamagedMessage``.
+    """
+    size = len(frame)
+    if size > MAX_FRAME_BYTES:
+        raise _over_limit("envelope", size)
+    end = _LENGTH_BYTES + (_LENGTH.unpack_from(frame)[0] if size >= _LENGTH_BYTES else 0)
+    if end > size:
+        raise DamagedMessage(f"{size} bytes are not one whole envelope: its head ends at byte {end}")
+    return _decode(_HEAD, frame[_LENGTH_BYTES:end], "envelope", size), memoryview(frame)[end:]
+
+
 def decode_start_payload(frame: bytes) -> StartPayload:
     """The start payload in ``frame``; raises ``DamagedMessage``."""
-    return _decode(_START, frame, "start payload")
+    return _decode(_START, frame, "start payload", len(frame))
 
 
 def decode_reply(frame: bytes) -> tuple[int, int, bytes]:
     """(generation, call id, encoded result) of a frame made by ``encode_reply``; raises ``DamagedMessage``."""
-    _check_size(len(frame) - REPLY_HEAD.size, "reply")
-    if len(frame) < REPLY_HEAD.size:
-        raise DamagedMessage(f"a reply of {len(frame)} bytes is shorter than its head of {REPLY_HEAD.size}")
+    size = len(frame) - REPLY_HEAD_BYTES
+    if size < 0:
+        raise DamagedMessage(f"a reply of {len(frame)} bytes is shorter than its head of {REPLY_HEAD_BYTES}")
+    if size > MAX_FRAME_BYTES:
+        raise _over_limit("reply", size)
     generation, call_id = REPLY_HEAD.unpack_from(frame)
-    return generation, call_id, frame[REPLY_HEAD.size :]
+    return generation, call_id, frame[REPLY_HEAD_BYTES:]
 
 
 def _encode(message: msgspec.Struct) -> bytes:
-    what = type(message).__name__
     if not isinstance(message, msgspec.Struct):
-        raise UnsendableMessage(f"{what} is not a message; only the structs of enginebay.messages cross")
+        raise UnsendableMessage(
+            f"{type(message).__name__} is not a message; only the structs of enginebay.messages cross"
+        )
     try:
         frame = _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        what = type(message).__name__
         raise UnsendableMessage(one_line(f"{what} holds something that cannot cross to a worker: {error}")) from None
-    _check_sendable(what, len(frame))
+    if len(frame) > MAX_FRAME_BYTES:
+        raise _too_large(type(message).__name__, len(frame))
     return frame
 
 
-def _check_sendable(what: str, size: int) -> None:
+def _too_large(what: str, size: int) -> UnsendableMessage:
+    return UnsendableMessage(f"{what} has {size} bytes; at most {MAX_FRAME_BYTES} cross in one frame")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], part: bytes | memoryview, what: str, size: int) -> T:
+    """The message in ``part`` of a frame of ``size`` bytes."""
     if size > MAX_FRAME_BYTES:
-        raise UnsendableMessage(f"{what} has {size} bytes; at most {MAX_FRAME_BYTES} cross in one frame")
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, what: str) -> T:
-    _check_size(len(frame), what)
-    return _decoded(decoder, frame, what, len(frame))
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], part: bytes, what: str, size: int) -> T:
+        raise _over_limit(what, size)
     try:
         return decoder.decode(part)
     except _BAD_BYTES as error:
@@ -165,6 +176,5 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], part: bytes, what: str, size: 
         ) from None
 
 
-def _check_size(size: int, what: str) -> None:
-    if size > MAX_FRAME_BYTES:
-        raise DamagedMessage(f"a {what} of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+def _over_limit(what: str, size: int) -> DamagedMessage:
+    return DamagedMessage(f"a {what} of {size} bytes is over the limit of {MAX_FRAME_BYTES}")

@@ -44,21 +44,23 @@ class BeatReader:
 
     def __init__(self, memory: SharedMemory) -> None:
         self._bytes, self._words = memory.bytes, memory.words
-        self._last, self._count = Beat(), 0
+        self._newest = 0, Beat()  # one reference: any thread reads and replaces it whole
 
     def read(self) -> Beat:
-        """The newest whole beat."""
+        """The newest whole beat. Thread-safe; raises ``ValueError`` once the memory has been given back."""
+        known, beat = self._newest
         for _ in range(_TRIES):
             count = self._words[BEAT]
-            if count == self._count:
+            if count == known:
                 break
             if count % 2:
                 continue
             at_ns, said = _BODY.unpack_from(self._bytes, _AT)
             if self._words[BEAT] == count:
-                self._last, self._count = Beat.said(_printable(said), at_ns), count
+                beat = Beat.said(_printable(said), at_ns)
+                self._newest = count, beat
                 break
-        return self._last
+        return beat
 
 
 def _printable(said: bytes) -> str:

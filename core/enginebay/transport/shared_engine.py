@@ -11,12 +11,14 @@ from enginebay.runtime import ChannelClosed
 from enginebay.transport.beat import Beat
 from enginebay.transport.codec import MAX_FRAME_BYTES, DamagedMessage, UnsendableMessage
 from enginebay.transport.doorbell import Waiter, clear, ring, seconds_left
+from enginebay.transport.moment import Moment
 from enginebay.transport.ring import RingWriter
 from enginebay.transport.shared_layout import CLOSED, HEAD, TAILS, WAITS
 from enginebay.transport.shared_parts import Parts, Peer
 
 __all__ = ["EngineEnd"]
 
+_LOOK_SECONDS: Final = 50e-6
 _CLOSE_SECONDS: Final = 5.0
 """Who sends or reads while the line is closed has been woken, and is out of it in microseconds."""
 
@@ -24,7 +26,8 @@ _CLOSE_SECONDS: Final = 5.0
 class EngineEnd:
     """The engine's half of the line to its workers on this host. Made by ``create``, given back by ``close``.
 
-    ``send``, ``lose``, ``wake`` and ``close`` may be called from any thread; ``take_replies`` from one at a time.
+    ``send``, ``lose``, ``wake`` and ``close`` may be called from any thread; ``take_replies`` and ``look`` too, and a
+    frame comes out of one of them once.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -38,6 +41,7 @@ class EngineEnd:
         self._slots = tickets[0].slots
         self._ring = RingWriter(memory, tickets[0].broadcast(), HEAD, self._make_room)
         self._waiter = Waiter(self._room_bell)
+        self._moment = Moment(_LOOK_SECONDS, processors=1 + len(tickets))
         self._deadline: float | None = None  # of the send that holds the lock
         self._routes: dict[tuple[int, ...] | None, tuple[int, tuple[int, ...]]] = {}
         self._lost: dict[int, str] = {}
@@ -79,9 +83,7 @@ class EngineEnd:
                 f"a frame of {len(head) + len(frame):,} bytes does not cross: at most {self._max_frame_bytes:,} do"
             )
         mask, bells = self._routes.get(ranks) or self._route(ranks)
-        if deadline is None:
-            self._sending.acquire()
-        elif not self._sending.acquire(timeout=seconds_left(deadline)):
+        if not (self._sending.acquire(blocking=False) or self._sending.acquire(timeout=_seconds(deadline))):
             raise TimeoutError("the ring to the workers was busy until the deadline")
         try:
             if self._closed:
@@ -90,6 +92,7 @@ class EngineEnd:
             self._ring.send(mask, head, frame)
             for bell in bells:
                 ring(bell)
+            self._moment.expect()
         finally:
             self._sending.release()
 
@@ -102,25 +105,32 @@ class EngineEnd:
 
         A rank whose memory holds what no worker writes is lost from then on, see ``lost``. Raises ``ChannelClosed``.
         """
-        taken: list[tuple[int, bytes]] = []
-        self._reading.acquire()
-        try:
+        with self._reading:
             if self._closed:
                 raise ChannelClosed("the line to the workers is closed")
             clear(self._replies_bell)
-            for peer in self._peers:
-                if peer.words[HEAD] != peer.replies.tail and peer.rank not in self._lost:
-                    self._take(peer, taken)
-                if peer.words[WAITS]:
-                    ring(peer.bell)
-        finally:
-            self._reading.release()
+            taken: list[tuple[int, bytes]] = []
+            self._gather(taken)
+            return taken
+
+    def look(self) -> list[tuple[int, bytes]]:
+        """``take_replies`` for who is about to sleep: looks for a moment, where something was sent that may be answered
+        at once and there is a processor to look with. The bell stays as it is, and may have been rung for these.
+        """
+        taken: list[tuple[int, bytes]] = []
+        with self._reading:
+            if self._closed:
+                raise ChannelClosed("the line to the workers is closed")
+            self._moment.look(lambda: self._gather(taken))
         return taken
 
     def heartbeat(self, rank: int) -> Beat:
-        """What ``rank`` said last."""
-        with self._reading:
-            return Beat() if self._closed else self._by_rank[rank].beats.read()
+        """What ``rank`` said last; never blocks, wherever the collector of garbage may ask."""
+        peer = self._by_rank[rank]
+        try:
+            return peer.beats.read()
+        except ValueError:  # given back
+            return Beat()
 
     def lose(self, rank: int, why: str = "lost") -> None:
         """Wait for ``rank`` no more, neither for room nor for replies; who waits for it now goes on. Idempotent."""
@@ -158,19 +168,30 @@ class EngineEnd:
             for lock in held:
                 lock.release()
 
+    def _gather(self, taken: list[tuple[int, bytes]]) -> bool:
+        """Add the frames that are there; whether there are any."""
+        for peer in self._peers:
+            if peer.words[HEAD] != peer.replies.tail and peer.rank not in self._lost:
+                self._take(peer, taken)
+            if peer.words[WAITS]:
+                ring(peer.bell)
+        return bool(taken)
+
     def _take(self, peer: Peer, taken: list[tuple[int, bytes]]) -> None:
+        """Add what one rank has sent, which is something."""
         replies, most = peer.replies, peer.replies.tail + self._slots
         try:
-            while replies.ready() and replies.tail < most:  # a worker that writes on and on does not keep us
+            while replies.tail < most:
                 frame = replies.take()
                 if frame is not None:
                     taken.append((peer.rank, frame))
+                if not replies.ready():
+                    return
         except DamagedMessage as error:
             self._lost.setdefault(peer.rank, f"its reply ring is damaged: {error}")
             self._ring_bell(self._room_bell)
             return
-        if replies.ready():
-            ring(self._replies_bell)
+        ring(self._replies_bell)  # a worker that writes on and on does not keep us
 
     def _route(self, ranks: tuple[int, ...] | None) -> tuple[int, tuple[int, ...]]:
         peers = self._peers if ranks is None else [self._by_rank[rank] for rank in sorted(set(ranks))]
@@ -223,3 +244,8 @@ class EngineEnd:
         with self._bells:
             if not self._closed:
                 ring(bell)
+
+
+def _seconds(deadline: float | None) -> float:
+    """Until then, as a lock counts them."""
+    return -1.0 if deadline is None else seconds_left(deadline)

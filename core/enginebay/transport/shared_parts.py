@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from enginebay.errors import CapabilityError, OutOfMemory
-from enginebay.transport.codec import REPLY_HEAD
+from enginebay.transport.codec import REPLY_HEAD_BYTES
 from enginebay.transport.doorbell import new_bell
 from enginebay.transport.memory import SharedMemory, check_machine
 from enginebay.transport.ring import RingReader
@@ -38,7 +38,7 @@ class Peer:
             HEAD,
             engine_memory,
             TAILS + ticket.index * LINE_WORDS,
-            max_frame_bytes=ticket.max_frame_bytes + REPLY_HEAD.size,
+            max_frame_bytes=ticket.max_frame_bytes + REPLY_HEAD_BYTES,
         )
         self.beats = BeatReader(memory)
         self.tail = 0

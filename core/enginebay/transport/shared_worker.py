@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Final
 
 from enginebay.runtime import ChannelClosed
 from enginebay.transport.codec import REPLY_HEAD, DamagedMessage, UnsendableMessage
 from enginebay.transport.doorbell import Waiter, ring
 from enginebay.transport.memory import SharedMemory, check_machine
+from enginebay.transport.moment import Moment
 from enginebay.transport.ring import RingReader, RingWriter
 from enginebay.transport.shared_beat import BeatWriter
 from enginebay.transport.shared_layout import CLOSED, HEAD, LINE_WORDS, TAILS, WAITS, Ticket
 
 __all__ = ["WorkerEnd"]
 
-_SPIN_SECONDS: Final = 100e-6
-_LOOKS: Final = 32
-"""At the ring, between two looks at the clock."""
+_LOOK_SECONDS: Final = 100e-6
 
 
 class WorkerEnd:
@@ -41,8 +39,7 @@ class WorkerEnd:
         self._beats = BeatWriter(own)
         self._waiter = Waiter(ticket.own_bell)
         self._engine_gone = self._closed = False
-        self._may_spin = len(os.sched_getaffinity(0)) > ticket.ranks  # one for the engine, and one for each rank
-        self._has_replied = False
+        self._moment = Moment(_LOOK_SECONDS, processors=1 + ticket.ranks)
 
     @classmethod
     def attach(cls, ticket: bytes) -> WorkerEnd:
@@ -82,7 +79,7 @@ class WorkerEnd:
                     return frame
             if closed:
                 return None
-            if not (self._has_replied and self._spin()):
+            if not self._moment.look(lambda: words[HEAD] != calls.tail):
                 self._wait(deadline)
 
     def reply(self, generation: int, call_id: int, payload: bytes) -> None:
@@ -98,7 +95,7 @@ class WorkerEnd:
             raise ChannelClosed("the engine has closed the line")
         self._replies.send(1, REPLY_HEAD.pack(generation, call_id), payload)
         ring(self._ticket.replies_bell)
-        self._has_replied = self._may_spin
+        self._moment.expect()
 
     def heartbeat(self, phase: str) -> None:
         """Say what this worker enters, see ``Beat.said``."""
@@ -121,16 +118,6 @@ class WorkerEnd:
         self._own.close()
         for bell in self._ticket.fds[2:]:
             os.close(bell)
-
-    def _spin(self) -> bool:
-        """Look for the call that often follows a reply at once, for a moment and once; whether there is one."""
-        self._has_replied = False
-        words, tail, until = self._engine_words, self._calls.tail, time.perf_counter() + _SPIN_SECONDS
-        while time.perf_counter() < until:
-            for _ in range(_LOOKS):
-                if words[HEAD] != tail:
-                    return True
-        return False
 
     def _wait(self, deadline: float | None) -> None:
         ready = self._waiter.wait(deadline)

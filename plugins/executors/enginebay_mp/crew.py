@@ -10,7 +10,8 @@ from collections.abc import Callable
 from secrets import token_hex
 from typing import Final
 
-from enginebay.interfaces import ExecutorContext, StartSpec
+from enginebay.interfaces import ExecutorContext, RankHealth, StartSpec
+from enginebay.transport.beat import Beat
 from enginebay.transport.shared import EngineEnd
 from enginebay.worker.host import available_cores
 from enginebay_mp.binding import shares, thread_environment
@@ -71,6 +72,24 @@ class Crew:
     def lost(self) -> list[WorkerProcess]:
         """Those that have ended otherwise than by leaving."""
         return [worker for worker in list(self.workers.values()) if not worker.is_running and not worker.left]
+
+    def health(self, line: EngineEnd | None) -> tuple[RankHealth, ...]:
+        """Each worker by what it said last on the line, and by /proc; asks nobody."""
+        found = []
+        for worker in list(self.workers.values()):
+            beat = Beat() if line is None else line.heartbeat(worker.rank)
+            age = (self._clock.now_ns() - beat.at_ns) / 1e9 if beat.at_ns else 0.0
+            found.append(
+                RankHealth(
+                    rank=worker.rank,
+                    phase=beat.phase,
+                    step=beat.step,
+                    age=max(0.0, age),
+                    state=worker.state(),
+                    budget=beat.budget_s,
+                )
+            )
+        return tuple(found)
 
     def stacks(self, deadline: float) -> dict[int, str]:
         """What SIGUSR1 brings out of each; all of it has come when nothing has for a moment."""

@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Final
 
 from enginebay.errors import EngineDead, StartFailed, WorkerHung, WorkerLost
-from enginebay.interfaces import ExecutorContext, ExecutorHealth, RankHealth, StartResult, StartSpec, WorkerExit
+from enginebay.interfaces import ExecutorContext, ExecutorHealth, StartResult, StartSpec, WorkerExit
 from enginebay.messages import Envelope, Replies, WorkerFailure
 from enginebay.runtime import ChannelClosed
 from enginebay.transport import DamagedMessage, PendingCalls, decode_reply, encode_envelope_head
@@ -57,9 +57,10 @@ class Group:
         self._on_lost = on_lost
         self._owner = os.getpid()
         self._crew = Crew(context, spec)
-        self._pending = PendingCalls(self._crew.ranks)
+        self._pending = PendingCalls(self._crew.ranks, self._look)
         self._line: EngineEnd | None = None
         self._sending, self._ending = threading.Lock(), threading.Lock()
+        self._taking = threading.RLock()  # what is taken off the line is answered before anybody's loss is told
         self._hello: Future[None] = Future()
         self._kill_at: float | None = None
         name = f"enginebay-mp-{spec.generation}"
@@ -124,7 +125,7 @@ class Group:
         if said:
             lost = tuple(worker.rank for worker in self._crew.lost)
             return ExecutorHealth(alive=False, lost_ranks=lost, detail="; ".join(said))
-        return ExecutorHealth(alive=True, ranks=tuple(self._rank_health(worker) for worker in workers))
+        return ExecutorHealth(alive=True, ranks=self._crew.health(self._line))
 
     def stacks(self, deadline: float) -> dict[int, str]:
         """The Python stacks of the workers that answer by then."""
@@ -162,10 +163,33 @@ class Group:
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         self.stopping = True
         self._pending.close(self._stopped)
-        if self._monitor.is_here():
-            self._close_line()
-        else:
-            self._monitor.post(self._close_line)
+        self._monitor.post(self._close_line)  # also from there, where it may be in the middle of that very line
+
+    def _look(self) -> bool:
+        """Take what comes within a moment, in the thread that waits for it: the monitor's needs longer to wake.
+
+        Not in the main thread, where Ctrl-C could come between an answer and its call.
+        """
+        return threading.current_thread() is not threading.main_thread() and self._take(EngineEnd.look)
+
+    def _take(self, take: Callable[[EngineEnd], list[tuple[int, bytes]]]) -> bool:
+        with self._taking:
+            line = self._line
+            if line is None or self.stopping:
+                return False
+            try:
+                taken = take(line)
+            except ChannelClosed:  # in between
+                return False
+            for rank, frame in taken:
+                try:
+                    self._pending.answer(rank, *decode_reply(frame))
+                except DamagedMessage as error:
+                    self._crew.workers[rank].kill(str(error))
+            for rank, why in line.lost.items():
+                if self._crew.workers[rank].is_running and not self._crew.workers[rank].killed:
+                    self._crew.workers[rank].kill(why)
+        return bool(taken)
 
     # What follows runs in the monitor's thread.
 
@@ -185,17 +209,7 @@ class Group:
             self._monitor.watch(worker.process.fileno(), lambda: self._look_for_end(worker))
 
     def _take_replies(self) -> None:
-        line = self._line
-        if line is None or self.stopping:
-            return
-        for rank, frame in line.take_replies():
-            try:
-                self._pending.answer(rank, *decode_reply(frame))
-            except DamagedMessage as error:
-                self._crew.workers[rank].kill(str(error))
-        for rank, why in line.lost.items():
-            if self._crew.workers[rank].is_running and not self._crew.workers[rank].killed:
-                self._crew.workers[rank].kill(why)
+        self._take(EngineEnd.take_replies)
 
     def _look_at_hello(self) -> None:
         """Complete the start when every rank has said HELLO, or one of them cannot."""
@@ -266,21 +280,6 @@ class Group:
     def _phase(self, rank: int) -> str:
         line = self._line
         return line.heartbeat(rank).phase if line is not None else ""
-
-    def _rank_health(self, worker: WorkerProcess) -> RankHealth:
-        line = self._line
-        if line is None:
-            return RankHealth(rank=worker.rank, state=worker.state())
-        beat = line.heartbeat(worker.rank)
-        age = (self._clock.now_ns() - beat.at_ns) / 1e9 if beat.at_ns else 0.0
-        return RankHealth(
-            rank=worker.rank,
-            phase=beat.phase,
-            step=beat.step,
-            age=max(0.0, age),
-            state=worker.state(),
-            budget=beat.budget_s,
-        )
 
     def _stopped(self, rank: int) -> WorkerFailure:
         message, worker = "the executor was stopped before the worker answered", self._crew.workers.get(rank)

@@ -106,3 +106,30 @@ def test_the_end_may_come_in_the_middle_of_anything_in_the_same_thread(method: s
             break
         assert [[rank for rank, _ in answered(future)] for future in futures] == [list(RANKS)] * len(futures)
     assert number > 2
+
+
+def test_who_waits_looks_first() -> None:
+    come = iter(RANKS)
+
+    def look() -> bool:
+        pending.answer(next(come), 1, 1, b"")
+        return True
+
+    pending = PendingCalls(RANKS, look)
+    future = pending.open(envelope(1))
+    assert not future.done()
+    for _ in range(2):  # what is there is not looked for
+        assert [reply.rank for reply in future.result(0).replies] == list(RANKS)
+
+
+def test_a_look_in_vain_leaves_the_wait_as_it_was() -> None:
+    looked: list[bool] = []
+
+    def look() -> bool:
+        looked.append(len(looked) < 2)  # of another call, at first
+        return looked[-1]
+
+    for pending in (PendingCalls(RANKS), PendingCalls(RANKS, look)):
+        with pytest.raises(TimeoutError):
+            pending.open(envelope(1)).result(0)
+    assert looked == [True, True, False]

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from enginebay.transport import (
     encode_envelope_head,
     encode_reply,
     encode_start_payload,
+    open_envelope,
 )
 from support.messages import CROSSING
 
@@ -219,6 +221,14 @@ def test_decoded_bytes_do_not_alias_the_frame() -> None:
     envelope = decode_envelope(frame)  # type: ignore[arg-type]  # a buffer that will be used again
     frame[:] = bytes(len(frame))
     assert envelope.payload == b"payload"
+
+
+@given(CROSSING["envelope"])
+def test_an_open_envelope_shows_its_payload_where_it_lies(envelope: Envelope) -> None:
+    frame = encode_envelope(envelope)
+    head, payload = open_envelope(frame)
+    assert payload.obj is frame
+    assert Envelope(**msgspec.structs.asdict(head), payload=bytes(payload)) == envelope
 
 
 def test_a_field_of_a_later_version_is_ignored() -> None:  # EVOLVE

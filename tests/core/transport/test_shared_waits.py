@@ -146,3 +146,18 @@ def test_the_writer_of_a_full_reply_ring_waits_for_the_engine_and_is_woken_by_cl
         assert out is not None
         assert out.readline() == "all\n"
         assert out.readline().startswith("the engine has closed the line")
+
+
+@pytest.mark.parametrize("lock", ["_reading", "_sending"])
+def test_a_heartbeat_is_read_whatever_the_line_is_in(lock: str) -> None:
+    """Whoever ends an executor in the collector of garbage asks for it, maybe from within the line itself."""
+    end = EngineEnd.create([0])
+    worker = attach_here(end, 0)
+    worker.heartbeat("load_model")
+    read: list[str] = []
+    with getattr(end, lock):
+        Sender(lambda: read.append(end.heartbeat(0).phase)).join()
+    worker.close()
+    end.close()
+    assert read == ["load_model"]
+    assert end.heartbeat(0) == Beat()

@@ -1,0 +1,47 @@
+"""Looking for an answer before sleeping: it often comes sooner than the kernel can wake who sleeps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Moment"]
+
+_MOST_LEFT_OUT: Final = 63
+
+
+class Moment:
+    """How long one end of a line looks for what comes back, after it has sent something: once, and then it sleeps.
+
+    ``processors``: of so many, each end of the line has one. On fewer nobody looks: it would take from the other end
+    what that needs to answer. The same happens where others keep the processors busy, and what takes longer to answer
+    is not worth a look either; so each moment in vain in a row doubles how many are left out after it.
+    """
+
+    def __init__(self, seconds: float, *, processors: int) -> None:
+        self._seconds = seconds
+        self._possible = len(os.sched_getaffinity(0)) >= processors
+        self._expecting = False
+        self._in_vain = self._left_out = 0
+
+    def expect(self) -> None:
+        """What was just sent may be answered at once."""
+        if self._left_out:
+            self._left_out -= 1
+        else:
+            self._expecting = self._possible
+
+    def look(self, there: Callable[[], object]) -> bool:
+        """Whether ``there`` has said yes within a moment. A moment in vain is the last one until ``expect``."""
+        if not self._expecting:
+            return False
+        until = time.perf_counter() + self._seconds
+        while not there():
+            if time.perf_counter() >= until:
+                self._expecting = False
+                self._in_vain = self._left_out = min(2 * self._in_vain + 1, _MOST_LEFT_OUT)
+                return False
+        self._in_vain = 0
+        return True
