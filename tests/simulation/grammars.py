@@ -32,17 +32,12 @@ class _State:
     def copy(self) -> _State:
         return _State(self._total)
 
-    def allows(self, token_ids: Sequence[int]) -> int:
-        total, count = self._total, 0
-        for token_id in token_ids:
-            if token_id in forbidden((total,)):
-                break
-            total, count = total + token_id, count + 1
-        return count
-
     def accept(self, token_ids: Sequence[int]) -> int:
-        count = self.allows(token_ids)
-        self._total += sum(token_ids[:count])
+        count = 0
+        for token_id in token_ids:
+            if token_id in forbidden((self._total,)):
+                break
+            self._total, count = self._total + token_id, count + 1
         return count
 
     def mask(self) -> bytes:

@@ -21,11 +21,11 @@ class Words:
         return Words(self.texts, self.written, self.stuck)
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        count = self.allows(token_ids)
+        count = self._allows(token_ids)
         self.written += bytes(token_ids[:count])
         return count
 
-    def allows(self, token_ids: Sequence[int]) -> int:
+    def _allows(self, token_ids: Sequence[int]) -> int:
         count = 0
         for token_id in token_ids:
             if token_id > 255 or not self._begins(self.written + bytes([*token_ids[:count], token_id])):
@@ -80,7 +80,7 @@ class FakeCompiler:
             if not future.set_running_or_notify_cancel():
                 continue
             if self.error is not None or structured.regex is not None:
-                future.set_exception(self.error or GrammarFailed(f"its regex cannot be used: {structured.regex}"))
+                future.set_exception(self.error or _refusal(structured.regex or ""))
             else:
                 future.set_result(Words([text.encode() for text in structured.choice], stuck=self.stuck))
 
@@ -93,3 +93,7 @@ def a_store(compiler: FakeCompiler, **more: int) -> GrammarStore:
     return GrammarStore(
         compiler, get=lambda future: future.result(0), vocab_size=VOCAB, eos_token_ids=frozenset({EOS}), **more
     )
+
+
+def _refusal(regex: str) -> GrammarFailed:
+    return GrammarFailed(f"structured.regex cannot be used: {regex}", param="structured.regex")

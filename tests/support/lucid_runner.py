@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 from enginebay.interfaces import ModelRunner, NoOptions, RunnerContext
-from enginebay.messages import KVCacheSpec, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
-from enginebay.worker import RequestTable
+from enginebay.messages import GrammarOutput, KVCacheSpec, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from enginebay.worker import RequestTable, ScheduledRow
 from enginebay.worker.logprobs import token_logprobs
-from enginebay.worker.sampling import Draw, draw_tokens
+from enginebay.worker.verification import draw_step
 
 FEATURES = frozenset(
     {
         "bad_words",
+        "grammar",
         "logit_bias",
         "logprobs",
         "min_p",
@@ -44,6 +45,7 @@ class Lucid(ModelRunner[NoOptions]):
     def __init__(self, context: RunnerContext[NoOptions]) -> None:
         super().__init__(context)
         self.table = RequestTable()
+        self.pending: tuple[list[ScheduledRow], dict[str, PromptLogprobs]] = [], {}
 
     def load_model(self) -> None:
         """Nothing to load."""
@@ -55,8 +57,8 @@ class Lucid(ModelRunner[NoOptions]):
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Nothing to make."""
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """One step."""
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """One step; the draws wait for their masks, if there are any."""
         model = self.context.model
         batch = self.table.begin_step(scheduler_output)
         prompts: dict[str, PromptLogprobs] = {}
@@ -68,22 +70,18 @@ class Lucid(ModelRunner[NoOptions]):
                 logits = torch.stack([logits_after(row.token_ids[:place], model.vocab_size) for place in places])
                 entries = token_logprobs(logits, row.token_ids[start + 1 : stop], row.params.prompt_logprobs)
                 prompts[row.request_id] = PromptLogprobs(start=start + 1, entries=tuple(entries))
-        rows = [part.row for part in batch if part.samples]
-        if not rows:
+        self.pending = [part for part in batch if part.samples], prompts
+        return None if scheduler_output.constrained else self.sample_tokens(None)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """The draws of the step before."""
+        (drawing, prompts), model = self.pending, self.context.model
+        if not drawing:
             return self.table.finish_step({}, prompt_logprobs=prompts)
-        drawn = draw_tokens(
-            torch.stack([logits_after(row.token_ids, model.vocab_size) for row in rows]),
-            [
-                Draw(row.params, row.token_ids, row.num_prompt_tokens, row.seed, row.choice, model.eos_token_ids)
-                for row in rows
-            ],
-        )
-        tokens = {
-            row.request_id: (token,) for row, token in zip(rows, drawn.token_ids, strict=True) if token is not None
-        }
-        return self.table.finish_step(
-            tokens,
-            {rows[i].request_id: text for i, text in drawn.faults.items()},
-            logprobs={rows[i].request_id: (entry,) for i, entry in drawn.logprobs.items()},
-            prompt_logprobs=prompts,
-        )
+        logits = [
+            logits_after([*part.row.token_ids, *part.draft_token_ids[:depth]], model.vocab_size)
+            for part in drawing
+            for depth in range(1 + len(part.draft_token_ids))
+        ]
+        drawn = draw_step(torch.stack(logits), drawing, model.eos_token_ids, grammar_output)
+        return self.table.finish_step(drawn.token_ids, drawn.faults, logprobs=drawn.logprobs, prompt_logprobs=prompts)

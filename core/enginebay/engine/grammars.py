@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from enginebay.messages import EngineRequest, GrammarOutput
+from msgspec.structs import replace
+
+from enginebay.errors import RequestError
+from enginebay.messages import EngineRequest, GrammarOutput, NewRequest, StructuredOutput
 from enginebay.runtime import Runtime
 from enginebay.structured import GrammarRejected, GrammarState, GrammarStore
 
-__all__ = ["Grammars"]
+__all__ = ["Grammars", "for_workers"]
 
 _AGREED_SECONDS: Final = 120.0
 """How long ranks that schedule alike wait for one grammar."""
@@ -42,8 +45,11 @@ class Grammars:
         """Whether the request has not been released."""
         return request_id in self._held
 
-    def released(self) -> Iterator[tuple[EngineRequest, str | None]]:
-        """Each held request of which it is known how its compiling went, with the error that it ends with, if any."""
+    def released(self) -> Iterator[tuple[EngineRequest, RequestError | None]]:
+        """Each held request of which it is known how its compiling went, with the error that it ends with, if any.
+
+        It is ``InvalidRequest`` where the grammar is at fault: the request has not run.
+        """
         for request_id, request in list(self._held.items()):
             if self._agreed is not None:
                 self._opened.settle(request_id, self._wait)
@@ -81,3 +87,11 @@ class Grammars:
     def _wait(self, future: Future[GrammarState]) -> GrammarState:
         assert self._agreed is not None, "it was looked at"
         return self._agreed.wait(future, self._agreed.clock.now() + _AGREED_SECONDS)
+
+
+def for_workers(new: NewRequest) -> NewRequest:
+    """What workers are told of a request: that it has a shape, and not which. They are sent masks."""
+    params = new.params
+    if params.structured is None:
+        return new
+    return replace(new, params=replace(params, structured=StructuredOutput()))

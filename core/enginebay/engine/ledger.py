@@ -212,7 +212,15 @@ class Ledger:
             usage=None if finish is None else row.usage(),
         )
 
-    def end(self, row: Row, finish: FinishReason, *, text: str = "", error: str | None = None) -> RequestOutput:
+    def end(
+        self,
+        row: Row,
+        finish: FinishReason,
+        *,
+        text: str = "",
+        error: str | None = None,
+        error_param: str | None = None,
+    ) -> RequestOutput:
         """End a row from outside (abort, error); what was committed stands."""
         assert row.finish is None, f"request {row.request_id!r} ends twice"
         row.error = error
@@ -226,6 +234,7 @@ class Ledger:
             stop_reason=row.stop_reason,
             usage=row.usage(),
             error=error,
+            error_param=error_param,
         )
 
     def _close(self, row: Row, finish: FinishReason) -> None:

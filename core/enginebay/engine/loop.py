@@ -19,7 +19,7 @@ from enginebay.engine.core import EngineCore
 from enginebay.engine.death import Death
 from enginebay.engine.desk import Desk, Do
 from enginebay.engine.parts import EngineStats
-from enginebay.errors import EnginebayError, RequestError
+from enginebay.errors import EnginebayError, InvalidRequest, RequestError
 from enginebay.messages import ControlDone, RequestOutput, StopEngine
 from enginebay.runtime import ChannelClosed, Thread
 
@@ -110,6 +110,8 @@ class EngineLoop:
 
     def start(self, body: Callable[[], None] | None = None) -> None:
         """Start the thread; its ``body``, if it is not ``run`` itself, calls ``run``."""
+        with suppress(EnginebayError):  # it has died of it: whoever asks for something is told
+            self._core.stats()  # what ``status`` tells before the first step
         self._thread = self._core.runtime.spawner.thread("enginebay-engine", body or self.run)
 
     def send(self, command: Command) -> None:
@@ -155,6 +157,7 @@ class EngineLoop:
                 return
             self._desk.turn()
             if self._core.death() is not None or not self._core.has_work():
+                self._core.stats()  # what ``status`` tells until the next step
                 self._mend()
                 self._wait(min(_IDLE_SECONDS, self._desk.patience))
                 return
@@ -245,6 +248,10 @@ class EngineLoop:
     def _deliver(self, output: RequestOutput) -> None:
         reader = self._readers.get(output.request_id)
         if reader is None:
+            return
+        if output.error_param is not None:  # refused after all: of each of its choices the same is told
+            del self._readers[output.request_id]
+            reader.sink.fail(InvalidRequest(output.error or "", param=output.error_param or None))
             return
         if output.finish_reason is not None:
             reader.unfinished -= 1

@@ -8,6 +8,7 @@ import msgspec
 
 from enginebay import tracing
 from enginebay.engine.execution import Execution
+from enginebay.engine.grammars import for_workers
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.requests import Requests
@@ -102,6 +103,8 @@ class Pipeline:
         batch = self._requests.observe(sent, scheduled_ns, self._parts.scheduler_name)
         if constrained := self._constrained(scheduled, batch):
             sent = msgspec.structs.replace(sent, constrained=constrained)
+        if sent.new and self._requests.num_structured:
+            sent = msgspec.structs.replace(sent, new=tuple(map(for_workers, sent.new)))
         trace = self._recorder.begin(step, start_ns, scheduled_ns)
         flight = InFlight(
             step=step,

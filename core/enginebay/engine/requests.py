@@ -17,7 +17,7 @@ from enginebay.engine.observing import observe
 from enginebay.engine.replies import fault_of, fault_of_schedule
 from enginebay.engine.spans import RequestSpans, link_to
 from enginebay.engine.steps import Batch, InFlight
-from enginebay.errors import RequestError
+from enginebay.errors import InvalidRequest, RequestError
 from enginebay.messages import (
     Committed,
     EngineRequest,
@@ -112,15 +112,17 @@ class Requests:
         return row
 
     def release(self, give: Callable[[EngineRequest], None], now_ns: int) -> None:
-        """Give those to the scheduler whose grammars have become ready. One that cannot be used ends its request."""
+        """Give those to the scheduler whose grammars have become ready. One that cannot be used refuses its request."""
         for request, fault in self._grammars.released():
             try:
                 if fault is None:
                     give(request)
             except RequestError as error:
-                fault = str(error)
+                fault = error
             if fault is not None:
-                self.end(self._live[request.request_id].row, FinishReason.ERROR, now_ns, error=fault)
+                param = fault.param or "" if isinstance(fault, InvalidRequest) else None
+                row = self._live[request.request_id].row
+                self.end(row, FinishReason.ERROR, now_ns, error=str(fault), error_param=param)
 
     def observe(self, sent: SchedulerOutput, now_ns: int, scheduler: str) -> Batch:
         """Note what a schedule says of each request."""
@@ -233,11 +235,13 @@ class Requests:
             self._close(row, now_ns)
         return taken.token_ids, taken.finish
 
-    def end(self, row: Row, finish: FinishReason, now_ns: int, *, error: str | None = None) -> None:
+    def end(
+        self, row: Row, finish: FinishReason, now_ns: int, *, error: str | None = None, error_param: str | None = None
+    ) -> None:
         """End a row by other means than its tokens; text that was held back goes out with it."""
         may_end = len(row.committed) >= row.params.min_tokens
         text, _ = self._live[row.request_id].text.finish(may_end=may_end)
-        self._outputs.append(self.ledger.end(row, finish, text=text, error=error))
+        self._outputs.append(self.ledger.end(row, finish, text=text, error=error, error_param=error_param))
         self._close(row, now_ns)
 
     def end_all(self, finish: FinishReason, now_ns: int, *, error: str | None = None) -> None:

@@ -45,6 +45,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     distribution (before penalties, bias, temperature and filters); ``prompt_logprobs`` the same for the prompt.
 
     ``structured`` gives the answer's shape: no token is drawn that leaves it, and when it is complete the answer ends.
+    Workers are told only that there is one.
     """
 
     max_tokens: int = 256
@@ -128,7 +129,9 @@ class RequestOutput(Struct, frozen=True, kw_only=True, gc=False):
 
     Offsets are gapless. ``text`` is the text that these tokens made final (never half a character); it can lag behind
     the tokens, and what is held back comes at the latest with ``finish_reason``. ``usage`` is set when it is finished,
-    ``error`` when it failed. ``request_id`` is the client's, ``choice`` counts from 0. When they were asked for,
+    ``error`` when it failed; ``error_param`` too, when the request itself was wrong, which was found out before any of
+    it ran: the field at fault, or "". Front ends raise it as ``InvalidRequest``, and never hand such a delta on.
+    ``request_id`` is the client's, ``choice`` counts from 0. When they were asked for,
     ``logprobs`` has one entry per token of ``token_ids``, and ``prompt_logprobs`` the next of the prompt's, of which
     the first belongs to the prompt's second token: nothing comes before its first.
     """
@@ -144,3 +147,4 @@ class RequestOutput(Struct, frozen=True, kw_only=True, gc=False):
     stop_reason: str | int | None = None
     usage: Usage | None = None
     error: str | None = None
+    error_param: str | None = None

@@ -30,7 +30,8 @@ class StructuredOutput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     between its parts (``"{}"``: any value). ``regex`` must match the whole answer. ``ebnf`` is a grammar: Lark,
     from its rule ``start``, or GBNF, from its rule ``root``. ``choice`` are texts of which the answer is one.
     ``tools`` are functions of which the answer calls exactly one: ``{"name":"…","arguments":{…}}``. What a request
-    may ask of each is checked when it comes.
+    may ask of each is checked when it comes. Workers get it with no field set: they are told that there is a shape, by
+    ``NewRequest.params``, and by masks what it allows.
     """
 
     json_schema: str | None = None

@@ -11,18 +11,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import llguidance
-import llguidance.gbnf_to_lark  # nothing can be opened any more when it is first used
+import llguidance._tokenizer  # nothing can be opened any more when it is first used
+import llguidance.gbnf_to_lark  # noqa: F401  # see above
+import tokenizers  # noqa: F401  # see above
 
 from enginebay.limited._serve import serve
-from enginebay.structured._definitions import definition_of
-from enginebay.structured._llguidance import first_fault, load_vocabulary
+from enginebay.structured._definitions import definition_of, may_force_much, unforced
+from enginebay.structured._llguidance import first_fault
+from enginebay.structured._vocabulary import Vocabulary, load_vocabulary
 
 _STACK = 1 << 20
 """Bytes: an eighth of what a thread usually has, so that what passes here is far from the end of another's stack."""
 _MAX_WHY = 500
 
-_vocabulary: list[llguidance.LLTokenizer] = []
+_vocabulary: list[Vocabulary] = []
 
 
 def handle(request: dict[str, Any]) -> dict[str, Any]:
@@ -53,8 +55,12 @@ def _load(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    definition = definition_of(request["kind"], request["value"])
-    fault = first_fault(_vocabulary[0], definition)
+    kind, value = request["kind"], request["value"]
+    definition = definition_of(kind, value)
+    fault = None if may_force_much(kind, value) else first_fault(_vocabulary[0], definition)
+    if fault is None or (fault and not first_fault(_vocabulary[0], unforced(definition))):
+        definition = unforced(definition)
+        fault = first_fault(_vocabulary[0], definition)
     return {"broken": _why(fault)} if fault else {"definition": definition}
 
 

@@ -6,6 +6,7 @@ compiles here in the same time, with the interpreter's lock given back.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from enginebay.structured._definitions import form_of
 from enginebay.structured._interfaces import GrammarFailed, GrammarState, GrammarUnavailable
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from enginebay.structured._vocabulary import Vocabulary
 
 __all__ = ["COMPILE_MEMORY", "COMPILE_SECONDS", "HelperCompiler"]
 
@@ -34,6 +35,13 @@ _MAX_REPLY: Final = 16 << 20
 _LOOK_SECONDS: Final = 5.0
 _END_SECONDS: Final = 5.0
 _MAX_WHY: Final = 600
+_ADVICE: Final = {
+    "json_schema": "change that part of the schema, or leave it out",
+    "regex": "write it in the syntax of Rust's regex, and simpler where it is too large",
+    "ebnf": "write it in Lark from the rule start, or in GBNF from the rule root, and simpler where it is too large",
+    "choice": "give other texts, or fewer",
+    "tools": "change that part of the tools' parameters, or leave it out",
+}
 
 
 class HelperCompiler:
@@ -62,13 +70,15 @@ class HelperCompiler:
         self._bell: Channel | None = None
         self._thread: Thread | None = None
         self._closed = False
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
 
     def compile(self, structured: StructuredOutput) -> Future[GrammarState]:
         """See ``GrammarCompiler``."""
         future: Future[GrammarState] = Future()
         if not self._eos_token_ids:
-            future.set_exception(GrammarFailed("the model has no token that ends an answer"))
+            future.set_exception(
+                GrammarFailed("structured needs a model with a token that ends an answer: leave it out")
+            )
             return future
         self._jobs.append((structured, future))
         if self._closed:
@@ -106,15 +116,16 @@ class HelperCompiler:
             return
         try:
             future.set_result(self._compiled(structured))
-        except GrammarUnavailable as error:
+        except (GrammarUnavailable, _Unreadable) as error:
             future.set_exception(error)
         except GrammarFailed as error:
-            future.set_exception(GrammarFailed(_line(f"its {form_of(structured)[0]} cannot be used: {error}")))
+            future.set_exception(_named(form_of(structured)[0], error))
         except BaseException as error:  # pyo3's panic derives from BaseException
             future.set_exception(GrammarUnavailable(_line(f"{type(error).__name__}: {error}")))
 
     def _compiled(self, structured: StructuredOutput) -> GrammarState:
-        from enginebay.structured._llguidance import load_vocabulary, new_state
+        from enginebay.structured._llguidance import new_state
+        from enginebay.structured._vocabulary import load_vocabulary
 
         definition = self._tried(structured)
         if self._vocabulary is None:
@@ -159,13 +170,29 @@ class HelperCompiler:
         except HelperFailed as error:
             raise GrammarUnavailable(_line(f"no grammar can be compiled: the helper {error}")) from None
         if "broken" in found:
-            raise GrammarUnavailable(_line(f"no grammar works with the model's tokenizer: {found['broken']}"))
+            raise _Unreadable(
+                _line(f"structured does not work with the model's tokenizer: {found['broken']}; leave it out")
+            )
 
     def _fail_all(self) -> None:
         while self._jobs:
             _, future = self._jobs.popleft()
             if future.set_running_or_notify_cancel():
                 future.set_exception(GrammarUnavailable("the engine is closed"))
+
+
+class _Unreadable(GrammarFailed):
+    """No grammar works with the model, whatever it is."""
+
+
+def _named(form: str, error: GrammarFailed) -> GrammarFailed:
+    """The same with the field at fault, and what to do about it."""
+    param, advice = f"structured.{form}", _ADVICE[form]
+    why = " ".join(str(error).split())
+    if form != "ebnf":  # else the place is in the client's own text
+        why = re.sub(r"^at \d+\(\d+\): ", "", why)
+    why = one_line(why, _MAX_WHY - len(param) - len(advice) - 25)
+    return GrammarFailed(_line(f"{param} cannot be used: {why}; {advice}"), param=param)
 
 
 def _line(message: str) -> str:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from enginebay.messages import StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-__all__ = ["definition_of", "form_of"]
+__all__ = ["behind_space", "definition_of", "form_of", "may_force_much", "unforced"]
+
+_FREELY: Final = '%llguidance {"no_forcing": true}\n'
+_FREES: Final = json.dumps(_FREELY)[1:-1]
+_MOST_FORCED: Final = 4096
+"""Characters: cutting so many into tokens takes some milliseconds, at each mask and for all requests of the step."""
+_EXACT: Final = 2**53
+_MOST: Final = 10**300
+_MANY_TIMES: Final = 1000
+_TIMES: Final = re.compile(r"\{\s*(\d+)")
+_AT_LEAST: Final = re.compile(r'"min\w+"\s*:\s*(\d+)')
 
 _JSON_RULES: JsonCompileOptions = {
     "item_separator": ",",
@@ -51,16 +63,57 @@ def definition_of(kind: str, value: Any) -> str:
         case "regex":
             return str(LLMatcher.grammar_from_regex(value))
         case "ebnf":
-            return str(LLMatcher.grammar_from_lark(any_to_lark(value)))
+            return _of_lark(any_to_lark(value))
         case "choice":
-            return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, value))))
+            return _of_lark("start: " + " | ".join(map(_literal, value)))
     return _of_tools(value)
+
+
+def behind_space(definition: str) -> str:
+    """The same answers, each with a space before it."""
+    return _led_by("spaced", definition, _FREELY if _FREES in definition else "", '" "')
+
+
+def unforced(definition: str) -> str:
+    """The same answers; where only one text can come next, it comes in whatever tokens make it up.
+
+    Else the library cuts that text into tokens anew for each mask, all of it, however long it is.
+    """
+    return _led_by("free", definition, _FREELY, "")
+
+
+def may_force_much(kind: str, value: Any) -> bool:
+    """Whether a text that can alone come next may be long: its length is bounded by what is written, and repeats."""
+    texts = (
+        [value] if isinstance(value, str) else [text for one in value for text in ([one] if kind == "choice" else one)]
+    )
+    if sum(map(len, texts)) > _MOST_FORCED:
+        return True
+    if kind in ("regex", "ebnf"):
+        return math.prod(max(1, int(count)) for count in _TIMES.findall(value)) >= _MANY_TIMES
+    return any(int(count) >= _MANY_TIMES for text in texts for count in _AT_LEAST.findall(text))
+
+
+def _led_by(name: str, definition: str, options: str, before: str) -> str:
+    whole: dict[str, Any] = json.loads(definition)
+    first, *others = whole["grammars"]
+    answer = first.get("name") or f"after_{name}"
+    start = {"name": name, "lark_grammar": f"{options}start: {before} @{answer}"}
+    return json.dumps(whole | {"grammars": [start, first | {"name": answer}, *others]})
+
+
+def _of_lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
 def _of_schema(schema: str) -> str:
     from llguidance import LLMatcher
 
-    text = {"true": "{}", "false": '{"not":{}}'}.get(schema.strip(), schema)
+    if schema.strip() == "false":
+        raise ValueError("no answer fits it")
+    text = "{}" if schema.strip() == "true" else schema
+    if (number := _rounded(json.loads(text))) is not None:
+        raise ValueError(f"it has the number {number}, which the library rounds to {float(number):.0f}")
     return str(LLMatcher.grammar_from_json_schema(text, overrides=_JSON_RULES))
 
 
@@ -75,6 +128,17 @@ def _of_tools(tools: list[tuple[str, str]]) -> str:
         calls.append(f"{_literal(head)} @arguments{number} {_literal('}')}")
     start = {"name": "call", "lark_grammar": "start: " + " | ".join(calls)}
     return json.dumps({"grammars": [start, *grammars]})
+
+
+def _rounded(value: Any) -> int | None:
+    """An integer in it that no double holds, if there is one."""
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, int) and abs(one) > _EXACT and (abs(one) > _MOST or int(float(one)) != one):
+            return min(max(one, -_MOST), _MOST)
+        todo += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return None
 
 
 def _literal(text: str) -> str:

@@ -12,7 +12,14 @@ __all__ = ["GrammarCompiler", "GrammarFailed", "GrammarRejected", "GrammarState"
 
 
 class GrammarFailed(Exception):
-    """A grammar cannot be used, and never will: the message is one line that says why."""
+    """A grammar cannot be used, and never will: the message is one line that says why and what to do.
+
+    ``param`` is the request's field at fault.
+    """
+
+    def __init__(self, message: str, *, param: str = "structured") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class GrammarUnavailable(GrammarFailed):
@@ -31,9 +38,6 @@ class GrammarState(Protocol):
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """Go on by as many of these tokens, none of them eos, as the grammar allows; returns how many."""
-
-    def allows(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens could come next; the state stays."""
 
     def mask(self) -> bytes:
         """What may come next, packed, 32 token ids a word: eos is in it where the answer may end. Bounded work."""

@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from enginebay.structured._definitions import behind_space
+from enginebay.structured._interfaces import GrammarState
+from enginebay.structured._vocabulary import Vocabulary
 
-__all__ = ["LLGuidanceState", "first_fault", "load_vocabulary", "new_state"]
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits
+
+__all__ = ["FirstTokenState", "LLGuidanceState", "first_fault", "new_state"]
 
 _MOST_SYMBOLS: Final = 200_000
 _MOST_LEXER_STATES: Final = 50_000
@@ -25,33 +29,39 @@ _COMPILE_FUEL: Final = 1_000_000
 _MASK_FUEL: Final = 200_000
 _MASK_ITEMS: Final = 50_000
 _ROW_ITEMS: Final = 2_000
+_NOTHING: Final = "NoExtensionBias"
+"""The library's word for a place where no token fits."""
 
 
-def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """The vocabulary of a tokenizer.json's text, as wide as the model's logits. It takes a second, and the GIL."""
-    from llguidance import LLTokenizer
-
-    return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids))
-
-
-def new_state(vocabulary: LLTokenizer, definition: str) -> LLGuidanceState:
+def new_state(vocabulary: Vocabulary, definition: str) -> GrammarState:
     """The state of an empty answer. Raises ``ValueError`` with the library's own words."""
-    from llguidance import LLMatcher
-
-    matcher = LLMatcher(vocabulary, definition, log_level=0, limits=_limits())
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
-    return LLGuidanceState(matcher, vocabulary.vocab_size)
+    bare = _state(vocabulary, definition)
+    if vocabulary.plain is None or vocabulary.spaced is None:
+        return bare
+    return FirstTokenState(bare, _state(vocabulary, behind_space(definition)), vocabulary.plain, vocabulary.spaced)
 
 
-def first_fault(vocabulary: LLTokenizer, definition: str) -> str:
-    """Why a definition is of no use, or "": it does not compile, or its first mask cannot be drawn."""
+def first_fault(vocabulary: Vocabulary, definition: str) -> str:
+    """Why a definition is of no use, or "": it does not compile, or no first token can be drawn, or none behind it."""
     try:
         state = new_state(vocabulary, definition)
     except ValueError as error:
         return str(error)
-    state.mask()
-    return state.error and f"no answer fits it ({state.error})"
+    allowed = int.from_bytes(state.mask(), "little")
+    if state.error in ("", _NOTHING) and (state.error or not allowed):
+        return "no answer fits it"
+    if not state.error and not state.is_complete:
+        state.accept(((allowed & -allowed).bit_length() - 1,))
+    return state.error and f"it cannot be followed: {state.error}"
+
+
+def _state(vocabulary: Vocabulary, definition: str) -> LLGuidanceState:
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(vocabulary.tokenizer, definition, log_level=0, limits=_limits())
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return LLGuidanceState(matcher, vocabulary.size)
 
 
 class LLGuidanceState:
@@ -71,10 +81,6 @@ class LLGuidanceState:
             return 0
         return int(self._matcher.try_consume_tokens(list(token_ids)))
 
-    def allows(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens could come next; the state stays."""
-        return int(self._matcher.validate_tokens(list(token_ids)))
-
     def mask(self) -> bytes:
         """What may come next, packed: bit ``i % 8`` of byte ``i // 8`` is token i; whole words of 32 tokens."""
         return bytes(self._matcher.compute_bitmask()[: (self._vocab_size + 31) // 32 * 4])
@@ -91,6 +97,57 @@ class LLGuidanceState:
             return ""
         lines = str(self._matcher.get_error()).splitlines()
         return lines[0] if lines else "the library does not say why"
+
+
+class FirstTokenState:
+    """The state of an answer whose first token may lose the space that it begins with: behind one, it is drawn so.
+
+    ``plain`` and ``spaced`` are the tokens that begin an answer in each of the two states; one that loses more than a
+    space is not drawn first. From its first token on it is that token's state.
+    """
+
+    def __init__(self, bare: LLGuidanceState, behind: LLGuidanceState, plain: int, spaced: int) -> None:
+        self._begun: LLGuidanceState | None = None
+        self._bare = bare
+        self._behind = behind
+        self._plain = plain
+        self._spaced = spaced
+
+    def copy(self) -> GrammarState:
+        """The same state, which goes its own way."""
+        if self._begun is not None:
+            return self._begun.copy()
+        return FirstTokenState(self._bare.copy(), self._behind.copy(), self._plain, self._spaced)
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """As ``GrammarState`` has it."""
+        if self._begun is not None or not token_ids:
+            return 0 if self._begun is None else self._begun.accept(token_ids)
+        first = token_ids[0]
+        if first < 0 or not (self._plain | self._spaced) >> first & 1:
+            return 0
+        state = self._bare if self._plain >> first & 1 else self._behind
+        accepted = state.accept(token_ids)
+        self._begun = state if accepted else None
+        return accepted
+
+    def mask(self) -> bytes:
+        """As ``GrammarState`` has it."""
+        if self._begun is not None:
+            return self._begun.mask()
+        bare, behind = self._bare.mask(), self._behind.mask()
+        allowed = int.from_bytes(bare, "little") & self._plain | int.from_bytes(behind, "little") & self._spaced
+        return allowed.to_bytes(len(bare), "little")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer may end here."""
+        return (self._begun or self._bare).is_complete
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on, in one line, or ""."""
+        return self._begun.error if self._begun is not None else self._bare.error or self._behind.error
 
 
 def _limits() -> LLParserLimits:

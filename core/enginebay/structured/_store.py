@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from enginebay.errors import InvalidRequest, RequestError, RequestFailed
 from enginebay.messages import GrammarOutput, StructuredOutput
 from enginebay.structured._interfaces import (
     GrammarCompiler,
@@ -67,9 +68,14 @@ class GrammarStore:
             self._begin(grammar)
         return True
 
-    def error(self, request_id: str) -> str | None:
-        """Why the request's grammar cannot be used, in one line."""
-        return self._open[request_id].error or None
+    def error(self, request_id: str) -> RequestError | None:
+        """Why the request's grammar cannot be used: ``InvalidRequest`` where that is the client's fault."""
+        grammar = self._open[request_id]
+        if not grammar.error:
+            return None
+        if grammar.param is None:
+            return RequestFailed(grammar.error)
+        return InvalidRequest(grammar.error, param=grammar.param)
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> int:
         """Go on by tokens that are about to be committed; returns how many that are.
@@ -101,17 +107,6 @@ class GrammarStore:
                 rows.append(anything if ahead is None else self._row(ahead))
         return GrammarOutput(request_ids=tuple(ids), bitmask=b"".join(rows), words_per_row=self._words)
 
-    def trim_drafts(self, request_id: str, drafts: Sequence[int]) -> tuple[int, ...]:
-        """The longest beginning of these proposals that the grammar allows; eos may be its last."""
-        grammar = self._open[request_id]
-        state = self._state(grammar)
-        body = self._before_eos(drafts)
-        count = state.allows(body)
-        if count == len(body) < len(drafts):
-            ahead = state.copy()
-            count += ahead.accept(body) == len(body) and ahead.is_complete
-        return tuple(drafts[:count])
-
     def close(self, request_id: str) -> None:
         """Forget the request, if it is known; what nobody waits for any more is not compiled."""
         grammar = self._open.pop(request_id, None)
@@ -137,7 +132,9 @@ class GrammarStore:
             grammar.error = str(error)
             if self._compiled.get(grammar.structured) is grammar.future:
                 del self._compiled[grammar.structured]
-        except (GrammarFailed, TimeoutError) as error:
+        except GrammarFailed as error:
+            grammar.error, grammar.param = str(error), error.param
+        except TimeoutError as error:
             grammar.error = str(error)
         else:
             self._advance(grammar, grammar.committed_ids)
@@ -175,7 +172,7 @@ class GrammarStore:
 
 
 class _Grammar:
-    """One request's. ``error``: it ends with it."""
+    """One request's. ``error``: it ends with it; ``param`` is the field at fault, where the client's own request is."""
 
     def __init__(
         self, structured: StructuredOutput, future: Future[GrammarState], committed_ids: tuple[int, ...]
@@ -185,3 +182,4 @@ class _Grammar:
         self.committed_ids = committed_ids
         self.state: GrammarState | None = None
         self.error = ""
+        self.param: str | None = None

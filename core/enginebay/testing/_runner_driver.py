@@ -13,6 +13,7 @@ from typing import Any
 from enginebay.interfaces import AsyncModelRunnerOutput, ModelRunner
 from enginebay.kvcache import NULL_BLOCK, GroupSpec
 from enginebay.messages import (
+    GrammarOutput,
     ModelRunnerOutput,
     NewRequest,
     PromptLogprobs,
@@ -118,8 +119,19 @@ class RunnerDriver:
         self._give_back(request)
         request.state = "done"
 
-    def step(self, counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Run one step with this many tokens of each request, in this order; what each drew."""
+    def step(
+        self,
+        counts: Mapping[str, int],
+        *,
+        drafts: Mapping[str, Sequence[int]] | None = None,
+        grammar: GrammarOutput | None = None,
+    ) -> dict[str, tuple[int, ...]]:
+        """Run one step with this many tokens of each request, in this order; what each drew.
+
+        ``drafts`` are proposals behind the last known token of running requests; ``counts`` has them in it. The
+        requests of ``grammar`` draw under its masks, which the runner is told once it has computed the step.
+        """
+        drafts = drafts or {}
         new: list[NewRequest] = []
         running: list[RunningRequest] = []
         resumed: list[ResumedRequest] = []
@@ -156,6 +168,7 @@ class RunnerDriver:
                         request_id=request_id,
                         num_computed_tokens=request.computed,
                         new_block_ids=more if any(more) else (),
+                        draft_token_ids=tuple(drafts.get(request_id, ())),
                     )
                 )
             request.state = "running"
@@ -169,10 +182,18 @@ class RunnerDriver:
             finished=tuple(self._finished),
             preempted=tuple(self._preempted),
             num_scheduled_tokens=dict(counts),
+            constrained=() if grammar is None else tuple(dict.fromkeys(grammar.request_ids)),
         )
         self._step += 1
         self._finished, self._preempted = [], []
-        return self._take(self._execute(output), counts)
+        return self._take(self._execute(output, grammar), counts, drafts)
+
+    def finish(self) -> None:
+        """End all requests, and tell the runner so."""
+        for request_id, request in self.requests.items():
+            if request.state != "done":
+                self.abort(request_id)
+        self.step({})
 
     def run(self, ids: Sequence[str] | None = None, *, chunk: int | None = None) -> dict[str, list[int]]:
         """Step these requests (or all) together until each has its ``max_tokens``; their generated tokens.
@@ -195,13 +216,16 @@ class RunnerDriver:
                 return {request_id: self.requests[request_id].generated for request_id in asked}
             self.step(counts)
 
-    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _execute(self, output: SchedulerOutput, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         result = self.runner.execute_model(output)
+        assert result is None or not output.constrained, "the runner drew its tokens before it had their masks"
         if result is None:
-            result = self.runner.sample_tokens(None)
+            result = self.runner.sample_tokens(grammar)
         return result.get_output() if isinstance(result, AsyncModelRunnerOutput) else result
 
-    def _take(self, output: ModelRunnerOutput, counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    def _take(
+        self, output: ModelRunnerOutput, counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]]
+    ) -> dict[str, tuple[int, ...]]:
         assert list(output.request_ids) == list(counts), (
             f"the runner answered for {list(output.request_ids)}, scheduled were {list(counts)}"
         )
@@ -213,7 +237,8 @@ class RunnerDriver:
         drawn = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
         for request_id, count in counts.items():
             request = self.requests[request_id]
-            request.computed += count
+            rejected = len(drafts[request_id]) + 1 - len(drawn[request_id]) if request_id in drafts else 0
+            request.computed += count - rejected
             request.token_ids.extend(drawn[request_id])
             if self._trim:
                 self._give_back_unseen(request)

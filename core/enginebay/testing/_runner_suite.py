@@ -27,13 +27,14 @@ import pytest
 from enginebay.messages import NewRequest, RunningRequest, SchedulerOutput
 from enginebay.testing._runner_base import NUM_BLOCKS
 from enginebay.testing._runner_features import FeatureChecks
+from enginebay.testing._runner_grammars import GrammarChecks
 from enginebay.testing._runner_start import StartedRunner, start_runner
 from enginebay.testing._runner_weights import WeightChecks
 
 __all__ = ["RunnerSuite"]
 
 
-class RunnerSuite(FeatureChecks, WeightChecks):
+class RunnerSuite(FeatureChecks, GrammarChecks, WeightChecks):
     """What every runner must keep. Each check drives the runner through the engine's own messages.
 
     ``prompt_lengths``: tokens of the prompts; they should lie on both sides of a block's border and of a window.

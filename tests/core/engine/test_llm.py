@@ -54,7 +54,10 @@ def test_a_bad_request_is_named_before_any_runs(llm: LLM) -> None:  # E4
         llm.generate(["x" * 600, "b"])
     with pytest.raises(
         InvalidRequest,
-        match=r"runner 'fake' 1\.0 does not serve top_k; it serves: logprobs, min_tokens, n, prompt_logprobs, seed",
+        match=(
+            r"runner 'fake' 1\.0 does not serve top_k; "
+            "it serves: grammar, logprobs, min_tokens, n, prompt_logprobs, seed"
+        ),
     ):
         llm.generate("a", SamplingParams(top_k=2))
     with pytest.raises(InvalidRequest, match="there are 2 prompts and 1 sampling parameters"):

@@ -252,7 +252,7 @@ BAD: dict[str, tuple[Callable[[LLM], Any], type[InvalidRequest], str, str]] = {
         lambda llm: llm.generate("a", SamplingParams(min_p=0.1)),
         InvalidRequest,
         "min_p",
-        "runner 'fake' 1.0 does not serve min_p; it serves: logprobs, min_tokens, n, prompt_logprobs, seed",
+        "runner 'fake' 1.0 does not serve min_p; it serves: grammar, logprobs, min_tokens, n, prompt_logprobs, seed",
     ),
     "extra that is no JSON": (
         lambda llm: llm.generate("a", FEW, extra={"fake": b"{"}),

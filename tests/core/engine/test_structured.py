@@ -94,8 +94,9 @@ def test_one_that_cannot_compile_ends_alone() -> None:  # S15
     engine.run()
     assert (engine.last["bad"].finish_reason, engine.last["bad"].error) == (
         FinishReason.ERROR,
-        "its regex cannot be used: (a",
+        "structured.regex cannot be used: (a",
     )
+    assert engine.last["bad"].error_param == "structured.regex"
     assert (engine.texts["good"], engine.texts["free"]) == ("yes", "maybe")
     assert [
         list(step.num_scheduled_tokens) for step in engine.executor.steps if "bad" in step.num_scheduled_tokens
@@ -213,3 +214,32 @@ def test_ranks_that_schedule_alike_wait_for_a_grammar() -> None:
     assert len(engine.executor.steps) == 1, "it runs in the first step"
     engine.run()
     assert engine.texts["a"] == "yes"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("guessing", [False, True])
+def test_what_else_ends_an_answer_does_so_under_a_shape(depth: int, guessing: bool) -> None:  # S7, S8
+    """Whatever is in flight or proposed: a stop string, a length, a minimum, and an answer that another one begins."""
+
+    def propose(prompt: Any, output: Any, most: int) -> tuple[int, ...]:
+        return tuple(b"not at all")[len(output) : len(output) + most]
+
+    engine = engine_of(depth=depth, propose=propose if guessing else None)
+    engine.add("one token", "say:not at all", structured=YES_NO, max_tokens=1)
+    engine.add("stopped", "say:not at all", structured=YES_NO, stop=("t a",))
+    engine.add("at the second", "say:not at all", structured=YES_NO, stop=("t a",), min_tokens=6)
+    engine.add("a minimum", "say:no", structured=YES_NO, min_tokens=50)
+    engine.add("begins another", "say:no", structured=YES_NO)
+    engine.run()
+    assert engine.texts == {
+        "one token": "n",
+        "stopped": "no",
+        "at the second": "not a",
+        "a minimum": "no",
+        "begins another": "no",
+    }
+    ends = {name: last.finish_reason for name, last in engine.last.items()}
+    assert ends.pop("one token") is FinishReason.LENGTH
+    assert set(ends.values()) == {FinishReason.STOP}
+    assert len(engine.core._parts.grammars._opened) == 0
+    assert engine.kv.num_free_blocks == 64

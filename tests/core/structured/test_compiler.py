@@ -11,15 +11,18 @@ import pytest
 
 from enginebay.messages import StructuredOutput, ToolSchema
 from enginebay.runtime import system_runtime
-from enginebay.structured import GrammarFailed, GrammarUnavailable, HelperCompiler
+from enginebay.structured import GrammarFailed, GrammarUnavailable, HelperCompiler, _child
+from enginebay.structured._definitions import form_of
 from enginebay.text import Tokenizer
-from support.tiny_tokenizers import metaspace, sentencepiece_like
+from support.tiny_tokenizers import sentencepiece_like, wordpiece
 
 from .conftest import PATIENCE, Compile, accepts, compiler_of, eos_of, tokens_of
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/name"}}, "required": ["city"]}
 CITY |= {"additionalProperties": False, "$defs": {"name": {"type": "string", "maxLength": 9}}}
-REGEX = "its regex cannot be used: "
+LEFT_OUT = "change that part of the schema, or leave it out"
+LARK = "write it in Lark from the rule start, or in GBNF from the rule root, and simpler where it is too large"
+RUST = "write it in the syntax of Rust's regex, and simpler where it is too large"
 
 
 def chain(length: int) -> str:
@@ -56,30 +59,35 @@ def test_every_form(
 @pytest.mark.parametrize(
     ("structured", "why"),
     [
-        (StructuredOutput(json_schema='{"type":"objec"}'), "its json_schema cannot be used: Invalid type: objec"),
-        (StructuredOutput(json_schema='{"not":{}}'), 'its json_schema cannot be used: Unimplemented keys: ["not"]'),
+        (StructuredOutput(json_schema='{"type":"objec"}'), f"Invalid type: objec; {LEFT_OUT}"),
+        (StructuredOutput(json_schema='{"not":{}}'), f'Unimplemented keys: ["not"]; {LEFT_OUT}'),
         (
             StructuredOutput(json_schema='{"not":{},"x-guidance":{"lenient":true}}'),
-            'its json_schema cannot be used: Unimplemented keys: ["not"]',
+            f'Unimplemented keys: ["not"]; {LEFT_OUT}',
         ),
         (
             StructuredOutput(json_schema='{"type":"integer","minimum":5,"maximum":3}'),
-            "its json_schema cannot be used: Unsatisfiable schema: minimum (5) is greater than maximum (3)",
+            f"Unsatisfiable schema: minimum (5) is greater than maximum (3); {LEFT_OUT}",
         ),
+        (StructuredOutput(json_schema='{"$ref":"#"}'), f"no answer fits it; {LEFT_OUT}"),
+        (StructuredOutput(json_schema=" false "), f"no answer fits it; {LEFT_OUT}"),
+        (StructuredOutput(regex="[a&&b]"), f"no answer fits it; {RUST}"),
         (
-            StructuredOutput(json_schema='{"$ref":"#"}'),
-            "its json_schema cannot be used: no answer fits it (NoExtensionBias)",
+            StructuredOutput(json_schema='{"enum":[1,[{"a":9007199254740993}]]}'),
+            f"it has the number 9007199254740993, which the library rounds to 9007199254740992; {LEFT_OUT}",
         ),
         (
             StructuredOutput(regex="(a"),
-            REGEX + 'at 1(8): invalid regex "(a" (in regex): regex parse error: error: unclosed group',
+            f'invalid regex "(a" (in regex): regex parse error: error: unclosed group; {RUST}',
         ),
-        (StructuredOutput(ebnf="start: nothing"), 'its ebnf cannot be used: at 1(8): unknown name: "nothing"'),
+        (StructuredOutput(ebnf="start: nothing"), f'at 1(8): unknown name: "nothing"; {LARK}'),
     ],
 )
 def test_what_cannot_be_compiled(compiler: HelperCompiler, structured: StructuredOutput, why: str) -> None:  # S15
     error = compiler.compile(structured).exception(PATIENCE)
-    assert (type(error), str(error)) == (GrammarFailed, why)
+    assert isinstance(error, GrammarFailed)
+    param = f"structured.{form_of(structured)[0]}"
+    assert (type(error), error.param, str(error)) == (GrammarFailed, param, f"{param} cannot be used: {why}")
 
 
 @pytest.mark.parametrize(
@@ -124,9 +132,64 @@ def test_repeats_cost_little_at_each_token(compiled: Compile, structured: Struct
     assert state.error.count("\n") == 0
 
 
+LONG = "the quick brown fox " * 1500
+
+
+@pytest.mark.parametrize(
+    ("structured", "begins"),
+    [
+        (StructuredOutput(choice=(LONG,)), LONG),
+        (StructuredOutput.of_schema({"const": LONG}), f'"{LONG}'),
+        (StructuredOutput(tools=(ToolSchema.of("a", {"properties": {LONG: {}}, "required": [LONG]}),)), '{"name":"a"'),
+        (StructuredOutput(regex="(ab){9999}"), "abab"),
+        (StructuredOutput(regex="((a{100}){100}){100}"), "aaaa"),
+        (
+            StructuredOutput.of_schema(
+                {"properties": {"n": {"$ref": "#"}}, "required": ["n"], "type": "object", "additionalProperties": False}
+            ),
+            '{"n":{"n":',
+        ),
+    ],
+    ids=["choice", "const", "tool", "repeat", "repeats", "without end"],
+)
+def test_a_long_text_that_must_come_is_not_cut_anew_for_each_mask(
+    compiled: Compile, tokenizer: Tokenizer, structured: StructuredOutput, begins: str
+) -> None:
+    """It comes in whatever tokens make it up; else each mask would take as long as it takes to tokenize all of it."""
+    state, text = compiled(structured), ""
+    assert "no_forcing" in _definition(tokenizer, structured)
+    for _ in range(40):
+        mask = tokens_of(state.mask())
+        assert state.error == ""
+        text += tokenizer.decode([max(mask)])
+        assert state.accept((max(mask),)) == 1
+    assert begins.startswith(text) or text.startswith(begins)
+
+
+def _definition(tokenizer: Tokenizer, structured: StructuredOutput) -> str:
+    """What the child answers for it."""
+    asked = {"vocab_size": tokenizer.vocab_size, "eos_token_ids": [eos_of(tokenizer)], "tokenizer": tokenizer.to_json()}
+    assert _child.handle(asked) == {}
+    kind, value = form_of(structured)
+    return str(_child.handle({"kind": kind, "value": value, "seconds": PATIENCE})["definition"])
+
+
+@pytest.mark.parametrize(
+    "structured",
+    [
+        StructuredOutput.of_schema(CITY),
+        StructuredOutput(regex="[0-9]{4}-[a-z]{1,999}"),
+        StructuredOutput(choice=("yes", "no")),
+        StructuredOutput(tools=(ToolSchema(name="now"),)),
+    ],
+)
+def test_what_is_short_comes_as_the_tokenizer_cuts_it(tokenizer: Tokenizer, structured: StructuredOutput) -> None:
+    assert "no_forcing" not in _definition(tokenizer, structured)
+
+
 def test_it_goes_on_after_a_child_that_died(own_compiler: HelperCompiler) -> None:
     error = own_compiler.compile(StructuredOutput(ebnf=chain(4000))).exception(PATIENCE)
-    assert str(error) == "its ebnf cannot be used: compiling it was killed by SIGSEGV"
+    assert str(error) == f"structured.ebnf cannot be used: compiling it was killed by SIGSEGV; {LARK}"
     assert own_compiler.compile(StructuredOutput(regex="a")).exception(PATIENCE) is None
 
 
@@ -134,7 +197,8 @@ def test_one_that_takes_too_long(tokenizer: Tokenizer) -> None:
     compiler = compiler_of(tokenizer, seconds=0.0)
     try:
         error = compiler.compile(StructuredOutput(regex="a")).exception(PATIENCE)
-        assert str(error) == "its regex cannot be used: compiling it took longer than 0 s and was stopped"
+        why = "structured.regex cannot be used: compiling it took longer than 0 s and was stopped"
+        assert str(error) == f"{why}; {RUST}"
     finally:
         compiler.close()
 
@@ -145,7 +209,8 @@ def test_one_that_takes_too_much_memory(tokenizer: Tokenizer) -> None:
         error = compiler.compile(StructuredOutput.of_schema({"multipleOf": 99991})).exception(PATIENCE)
     finally:
         compiler.close()
-    assert str(error) == "its json_schema cannot be used: compiling it was killed by SIGABRT (out of memory?)"
+    why = "structured.json_schema cannot be used: compiling it was killed by SIGABRT (out of memory?)"
+    assert str(error) == f"{why}; {LEFT_OUT}"
 
 
 def test_what_is_cancelled_is_not_compiled(own_compiler: HelperCompiler) -> None:
@@ -183,21 +248,30 @@ def test_a_vocabulary_with_bytes_for_what_is_unknown() -> None:
     finally:
         compiler.close()
     tokens = {tokenizer.token(token) for token in tokens_of(state.mask())}
-    assert tokens == {"th"}, "what can only be one text comes as the tokenizer cuts it"
+    assert tokens == {"th", "▁the"}, (
+        "what can only be one text comes as the tokenizer cuts it, with its space or without"
+    )
     vocabulary = {tokenizer.token(token): token for token in range(tokenizer.vocab_size)}
     answer = [vocabulary[piece] for piece in ("th", "e", "▁a", "<0xC3>", "<0xA9>")]
     assert state.accept(answer) == len(answer)
     assert tokens_of(state.mask()) == {eos_of(tokenizer)}
 
 
-def test_a_vocabulary_that_the_library_cannot_read() -> None:
-    compiler = compiler_of(metaspace())
+def test_a_vocabulary_whose_tokens_have_no_text_of_their_own() -> None:
+    compiler = compiler_of(wordpiece())
     try:
         error = compiler.compile(StructuredOutput(regex="a")).exception(PATIENCE)
     finally:
         compiler.close()
-    assert isinstance(error, GrammarUnavailable)
-    assert str(error).startswith("no grammar works with the model's tokenizer: can't determine decoder type")
+    assert isinstance(error, GrammarFailed)
+    assert not isinstance(error, GrammarUnavailable), "it is so for good"
+    assert (error.param, str(error)) == (
+        "structured",
+        (
+            "structured does not work with the model's tokenizer: its decoder has WordPiece, and must be ByteLevel, "
+            "Metaspace, or a sequence of Replace, ByteFallback, Fuse and Strip; leave it out"
+        ),
+    )
 
 
 def test_a_model_whose_answers_never_end() -> None:
@@ -206,7 +280,7 @@ def test_a_model_whose_answers_never_end() -> None:
         error = compiler.compile(StructuredOutput(regex="a")).exception(0)
     finally:
         compiler.close()
-    assert str(error) == "the model has no token that ends an answer"
+    assert str(error) == "structured needs a model with a token that ends an answer: leave it out"
 
 
 def test_tokens_that_are_none(compiled: Compile, tokenizer: Tokenizer) -> None:

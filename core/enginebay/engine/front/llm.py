@@ -120,9 +120,10 @@ class LLM(LLMControl):
         ``options`` are ``priority``, ``tenant``, ``timeout`` (seconds from now), ``cache_salt``, ``extra`` (bytes by
         plugin name), ``adapter`` and ``traceparent``: one value for all prompts, or a list with one each.
 
-        Raises ``InvalidRequest`` that names the prompt's index before any of them runs; with ``errors="return"`` the
-        others run, and it is told in the ``Completion.error`` of that prompt, as is what fails while it runs: also
-        the end of the group that had it, while others are there.
+        Raises ``InvalidRequest`` that names the prompt's index before any of them runs; for a shape that cannot be
+        compiled, as soon as that is known, and the others are aborted. With ``errors="return"`` the others run, and it
+        is told in the ``Completion.error`` of that prompt, as is what fails while it runs: also the end of the group
+        that had it, while others are there.
         ``progress`` draws a bar on stderr.
         """
         many: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
@@ -182,7 +183,7 @@ class LLM(LLMControl):
         refused: dict[int, InvalidRequest] | None = {} if errors == "return" else None
         requests = each_request(prompts, params, options, make, alone=alone, refused=refused)
         runs = [request for request in requests if request is not None]
-        ended, failed = self._finish(runs, progress=progress, apart=refused is not None)
+        ended, failed = self._finish(runs, progress=progress, apart=refused is not None, alone=alone)
         return [
             refusal(prompts[index], (refused or {})[index])
             if request is None
@@ -191,20 +192,18 @@ class LLM(LLMControl):
         ]
 
     def _finish(
-        self, requests: Sequence[Request], *, progress: bool, apart: bool
+        self, requests: Sequence[Request], *, progress: bool, apart: bool, alone: bool
     ) -> tuple[dict[str, list[RequestOutput]], dict[str, EnginebayError]]:
         """Run the requests to the ends of all their choices; what interrupts this aborts those that have not ended.
 
-        ``apart``: one that is lost does not interrupt it, unless the whole engine is; the errors of these by id.
+        ``apart``: one that is lost does not interrupt it, unless the whole engine is; the errors of these by id. Else
+        one that is refused after all is named by its place, unless it is ``alone``.
         """
         client = self._front.client
         collector = Collector(only_ends=True)
         ended: dict[str, list[RequestOutput]] = {}
         failed: dict[str, EnginebayError] = {}
-        sinks = {
-            request.ask.request_id: collector.apart(request.ask.request_id) if apart else collector
-            for request in requests
-        }
+        sinks = {request.ask.request_id: collector.apart(request.ask.request_id) for request in requests}
         choices = {request.ask.request_id: request.ask.params.n for request in requests}
         unfinished = sum(request.ask.params.n for request in requests)
         try:
@@ -218,6 +217,8 @@ class LLM(LLMControl):
                     for output in outputs:
                         ended[output.request_id].append(output)
                     failed.update(lost_now)
+                    if lost_now and not apart:
+                        raise _first_lost(requests, lost_now, alone=alone)
                     num_ended = len(outputs) + sum(choices[one] - len(ended[one]) for one in lost_now)
                     unfinished -= num_ended
                     if advance is not None:
@@ -239,6 +240,17 @@ class LLM(LLMControl):
     def _open_front(self) -> Front:
         self._check_open()
         return self._front
+
+
+def _first_lost(requests: Sequence[Request], lost_now: Mapping[str, EnginebayError], *, alone: bool) -> EnginebayError:
+    """The error of the first request that was lost; what is wrong with a prompt names its place."""
+    for index, request in enumerate(requests):
+        error = lost_now.get(request.ask.request_id)
+        if isinstance(error, InvalidRequest) and not alone:
+            return type(error)(f"prompt {index}: {error}", param=error.param)
+        if error is not None:
+            return error
+    raise AssertionError("what is lost was asked for")
 
 
 def _answer(request: Request, outputs: Sequence[RequestOutput], error: EnginebayError | None) -> Completion:
