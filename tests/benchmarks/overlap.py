@@ -12,26 +12,10 @@ import sys
 import time
 
 from enginebay.engine.loop import Add, EngineLoop, Stop
-from enginebay.errors import EnginebayError
 from enginebay.interfaces import Executor, ExecutorContext, NoOptions
-from enginebay.messages import RequestOutput
-from support.bench_engine import PacedDevice, asks, bench_engine
+from support.bench_engine import PacedDevice, Reader, asks, bench_engine
 
 WARM_SECONDS, SECONDS = 1.0, 5.0
-
-
-class Reader:
-    """Counts the deltas of one request."""
-
-    def __init__(self) -> None:
-        self.num_deltas = 0
-        self.failure: EnginebayError | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        self.num_deltas += 1
-
-    def fail(self, error: EnginebayError) -> None:
-        self.failure = error
 
 
 def main(running: int, depth: int, seconds: float) -> None:

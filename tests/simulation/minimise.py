@@ -41,8 +41,10 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for index, fault in enumerate(plan.faults):
         for sooner in _sooner(fault):
             yield replace(plan, faults=[*plan.faults[:index], sooner, *plan.faults[index + 1 :]])
+    if plan.stages > 1:
+        yield replace(plan, stages=1)
     if plan.depth > 1:
-        yield replace(plan, depth=plan.depth - 1)
+        yield replace(plan, depth=plan.depth - 1, stages=min(plan.stages, plan.depth - 1))
     for name, plain in (("policy", "fcfs"), ("speculates", False), ("reader", 1), ("max_num_batched_tokens", 200)):
         if getattr(plan, name) != plain:
             yield replace(plan, **{name: plain})

@@ -92,6 +92,8 @@ class Plan(Struct, kw_only=True):
     """Whether calls and answers cross as bytes, through the real codec, or as they are."""
     reader: int = 1
     """The reader takes what waits for it at every so many turns."""
+    stages: int = 1
+    """The scheduler is told that so many pipeline stages can work at the same time; never more than ``depth``."""
 
 
 def make_plan(seed: int) -> Plan:
@@ -173,4 +175,5 @@ def make_plan(seed: int) -> Plan:
         speculates=chance_of_more < 0.12 or chance_of_more > 0.94,
         codec=uniform() < 0.06,
         reader=1 if uniform() < 0.4 else 2 + below(5),
+        stages=depth if uniform() < 0.5 else 1,
     )

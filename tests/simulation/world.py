@@ -175,6 +175,7 @@ class World:
             kv_cache=self.kv,
             now=self.clock.now,
             propose=self._propose if self.plan.speculates else None,
+            num_stages=self.plan.stages,
         )
         self.scheduler = MechanicsScheduler(POLICIES[self.plan.policy](context), context)
         return self.scheduler

@@ -16,6 +16,7 @@ from typing import Any
 
 from enginebay.engine.admission.admit import Ask
 from enginebay.engine.commit import DetokenizerFactory, no_text
+from enginebay.errors import EnginebayError
 from enginebay.interfaces import Executor, ExecutorContext, ExecutorHealth, NoOptions, StartResult, StartSpec
 from enginebay.messages import (
     Envelope,
@@ -23,6 +24,7 @@ from enginebay.messages import (
     ModelRunnerOutput,
     RankReply,
     Replies,
+    RequestOutput,
     SamplingParams,
     SchedulerOutput,
     StepResult,
@@ -101,16 +103,21 @@ class PacedDevice(Executor[NoOptions]):
     """Takes exactly ``seconds`` for each step, one after the other, in a process of its own; through the real codec.
 
     A step begins when it was sent, or when the one before it is done: what the device waits for in between is its idle
-    time. That its process is woken late is none of it.
+    time. That its process is woken late is none of it. ``compute`` is another device on the other end of the line.
     """
 
-    def __init__(self, context: ExecutorContext[NoOptions], seconds: float) -> None:
+    def __init__(
+        self,
+        context: ExecutorContext[NoOptions],
+        seconds: float,
+        compute: Callable[[Connection, float], None] | None = None,
+    ) -> None:
         super().__init__(context)
         self.num_steps = 0
         self.idle = 0.0
         fork = multiprocessing.get_context("fork")
         self._line, line = fork.Pipe()
-        self._device = fork.Process(target=_compute, args=(line, seconds), daemon=True)
+        self._device = fork.Process(target=compute or _compute, args=(line, seconds), daemon=True)
         self._device.start()
         line.close()
         self._pending: deque[tuple[Envelope, Future[Replies]]] = deque()
@@ -158,6 +165,20 @@ def _compute(line: Connection, seconds: float) -> None:
         time.sleep(max(0.0, done - time.monotonic()))
         line.send((idle, answer))
     line.send(None)
+
+
+class Reader:
+    """Counts the deltas of one request."""
+
+    def __init__(self) -> None:
+        self.num_deltas = 0
+        self.failure: EnginebayError | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        self.num_deltas += 1
+
+    def fail(self, error: EnginebayError) -> None:
+        self.failure = error
 
 
 def bench_engine(

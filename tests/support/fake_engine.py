@@ -283,6 +283,7 @@ class FakeEngine:
         policy: type[Policy[NoOptions]] = Arrival,
         scheduler: Callable[[SchedulerContext[NoOptions]], Scheduler[NoOptions]] | None = None,
         propose: Propose | None = None,
+        num_stages: int = 1,
         max_draft_tokens: int = 4,
         constrained: bool = False,
         detokenizer: DetokenizerFactory = Bytes,
@@ -322,6 +323,7 @@ class FakeEngine:
                 kv_cache=self.kv,
                 now=self.runtime.clock.now,
                 propose=propose,
+                num_stages=num_stages,
             )
             return MechanicsScheduler(policy(scheduling), scheduling) if scheduler is None else scheduler(scheduling)
 
@@ -431,6 +433,7 @@ class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
         FakeLife.__init__(self)
         ModelRunner.__init__(self, context)
         self.table = RequestTable()
+        self.rows: list[ScheduledRow] = []
         self._check("__init__")
 
     def _check(self, method: str) -> None:
@@ -455,17 +458,25 @@ class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
     def in_force(self) -> dict[str, str]:
         return {"attention": "none at all"}
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        rows = self.table.begin_step(scheduler_output)
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        rows = self.rows = self.table.begin_step(scheduler_output)
         if self.context.options.announce:
             self.context.announce(self.context.options.announce)
         time.sleep(self.context.options.step_seconds)
         prompts = {one.row.request_id: bytes(t for t in one.row.token_ids if t < BOS) for one in rows}
         if any(b"crash" in prompt for prompt in prompts.values()):
             raise ValueError("asked to crash")
+        return None if scheduler_output.constrained else self.sample_tokens(None)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        rows = self.rows
+        prompts = {one.row.request_id: bytes(t for t in one.row.token_ids if t < BOS) for one in rows}
         faults = {request_id: "logits are NaN" for request_id, prompt in prompts.items() if b"fault" in prompt}
         drawn = {one.row.request_id: draw_text(one) for one in rows if one.samples}
         drawn = {k: tuple(map(self.spoken, v)) for k, v in drawn.items() if k not in faults}
+        for request_id in drawn:
+            if masks := masks_of(grammar_output, request_id):
+                drawn[request_id] = (within(masks[0], drawn[request_id][0]),)
         logprobs, prompt_logprobs = told_of(rows, drawn)
         return self.table.finish_step(drawn, faults, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -479,7 +490,7 @@ def enginebay_register_runners() -> list[RunnerPlugin[FakeOptions]]:
             options=FakeOptions,
             factory=FakeRunner,
             capabilities=RunnerCapabilities(
-                features=frozenset({"seed", "n", "min_tokens", "logprobs", "prompt_logprobs"}),
+                features=frozenset({"seed", "n", "min_tokens", "logprobs", "prompt_logprobs", "grammar"}),
                 sleep=True,
                 update_weights=True,
             ),

@@ -42,6 +42,7 @@ def loop_of(
     constraints: BatchConstraints | None = None,
     depth: int = 1,
     propose: Propose | None = None,
+    num_stages: int = 1,
 ) -> CoreLoop:
     """A simulated core; ``num_blocks`` counts those that requests can hold."""
     constraints = constraints or BatchConstraints()
@@ -60,10 +61,11 @@ def loop_of(
         cache=cache,
         depth=depth,
         propose=propose,
+        num_stages=num_stages,
     )
 
 
-def play(policy: type[Policy[NoOptions]], load: Load, *, depth: int = 1) -> CoreLoop:
+def play(policy: type[Policy[NoOptions]], load: Load, *, depth: int = 1, num_stages: int = 1) -> CoreLoop:
     """A random load from its first step to a quiet end."""
     loop = CoreLoop(
         plugin_of(policy),
@@ -72,6 +74,7 @@ def play(policy: type[Policy[NoOptions]], load: Load, *, depth: int = 1) -> Core
         constraints=load.constraints,
         cache=load.cache(),
         depth=depth,
+        num_stages=num_stages,
     )
     loop.run_load(load)
     return loop

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from enginebay.interfaces._options import Options
 from enginebay.interfaces._runner import BatchConstraints
@@ -111,8 +111,14 @@ class SchedulerContext(Generic[O]):
     """Everything a scheduler or policy is given. Frozen; a later minor version may add fields.
 
     ``now()`` is monotonic seconds, agreed among ranks where every rank schedules. ``kv`` is for policies;
-    ``kv_cache`` is the manager itself, for whole schedulers. ``propose(prompt_token_ids, output_token_ids, at_most)``
-    guesses up to ``at_most`` next tokens of a request, for the runner to verify; None: speculation is off.
+    ``kv_cache`` is the manager itself, for whole schedulers: in a policy's own ``context`` it is ``kv`` again, and a
+    policy that keeps the manager by another way is refused when it is made.
+    ``propose(prompt_token_ids, output_token_ids, at_most)`` guesses up to ``at_most`` next tokens of a request, for the
+    runner to verify; None: speculation is off.
+
+    ``num_stages`` pipeline stages can work at the same time, each on a step in flight of its own; 1: there are none, or
+    steps do not overlap. A step with a request whose last token is not drawn yet waits for it at its first stage, so a
+    whole scheduler keeps them busy by having other requests in each of so many steps in a row.
     """
 
     options: O
@@ -122,11 +128,12 @@ class SchedulerContext(Generic[O]):
     kv_cache: KVCacheManager
     now: Callable[[], float]
     propose: Propose | None = None
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyState:
-    """How the step stands when ``admit`` is asked."""
+    """How the step stands when ``admit`` is asked; who is to give way for the request counts as having done so."""
 
     num_running: int
     num_waiting: int
@@ -141,6 +148,9 @@ class Policy(ABC, Generic[O]):
     ``choose`` picks among those at each admission. A preempted request goes before all that wait, unless
     ``may_overtake_preempted`` is set. An exception raised here stops the engine with its own error.
 
+    These attributes are read once, when the policy has been made, and so is which methods it has: one that ``__init__``
+    sets on the policy itself (``self.admit = …``) counts like one of its class, and one that is set later is not seen.
+
     With ``preempts_running``, ``victim`` is asked for the sake of a waiting request too, when the running line is full
     or blocks are short. Such a policy says None unless ``needed`` is the more urgent one, and sets
     ``may_overtake_preempted``, or else who gave way is the next to start.
@@ -151,7 +161,8 @@ class Policy(ABC, Generic[O]):
     preempts_running: bool = False
 
     def __init__(self, context: SchedulerContext[O]) -> None:
-        self.context = context
+        looking: Any = context.kv  # a policy looks into the cache; what could write to it is for whole schedulers
+        self.context = replace(context, kv_cache=cast("KVCacheManager", looking))
 
     @abstractmethod
     def key(self, request: RequestView) -> tuple[Any, ...]:
@@ -174,11 +185,14 @@ class Policy(ABC, Generic[O]):
         return 0
 
     def victim(self, candidates: Sequence[RequestView], needed: RequestView) -> int | None:
-        """The index of the request to preempt so that ``needed`` can run, or None to preempt nobody.
+        """The index of the request to preempt so that ``needed`` can run, or None to preempt nobody for it.
 
+        After a None a running ``needed`` waits with what it holds. When so nobody at all could run, the last candidate
+        is preempted unasked: the engine would stand still else.
         ``candidates`` are the running requests that may be preempted, in running order, ``needed`` among them
-        when it is running. The default is the last one. For one that waits (``preempts_running``) a None stands until
-        another waits first, or others run; a policy with a window is asked at each step.
+        when it is running. The default is the last one. It is asked until those that it named are enough, and only then
+        do they give way: a None, or too few of them, costs nobody its work. For one that waits (``preempts_running``)
+        a None stands until another waits first, or others run; a policy with a window is asked at each step.
         """
         return len(candidates) - 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, final
 
 from enginebay.kvcache import PrefixHit
@@ -31,6 +32,7 @@ class Draft:
         "blocked",
         "context_left",
         "gave_way",
+        "given_back",
         "prefills_left",
         "rows",
         "still",
@@ -45,6 +47,7 @@ class Draft:
         self.rows: list[Record] = []
         self.admitted: list[Record] = []
         self.still: set[Record] = set()
+        self.given_back = 0
         self.blocked = False
         self.gave_way = False
 
@@ -52,6 +55,11 @@ class Draft:
     def empty(self) -> bool:
         """Whether nothing runs in this step."""
         return self.tokens_left == self._tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Running requests that have tokens in this step."""
+        return len(self.rows) - self.given_back
 
     @property
     def disturbed(self) -> bool:
@@ -76,8 +84,18 @@ class Draft:
         """A victim's tokens and budget are free again."""
         if record.draft_tokens:
             self._spend(record, sign=-1)
+            self.given_back += 1
             record.draft_tokens = 0
             record.draft_proposals = ()
+
+    def left_without(self, victims: Iterable[Record]) -> tuple[int, int]:
+        """The tokens of the step and of context that would be left if these gave theirs back."""
+        tokens, context = self.tokens_left, self.context_left
+        for record in victims:
+            if record.draft_tokens:
+                tokens += record.draft_tokens
+                context += record.num_computed + record.draft_tokens
+        return tokens, context
 
     def stand_still(self, record: Record) -> None:
         """The request gets no tokens in this step, whether it had some already or not. Blocks that it got it keeps."""

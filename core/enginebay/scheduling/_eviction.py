@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from enginebay.kvcache import PrefixHit
 from enginebay.scheduling._draft import Draft
 from enginebay.scheduling._record import PREEMPTED, Record
 from enginebay.scheduling._state import State
+from enginebay.scheduling._victims import Victims
 
 FRUITLESS_BOUND = 3
 """After so many preemptions without a token in between, a request is no victim any more, one such at a time.
@@ -15,36 +17,69 @@ Whatever the policy says, somebody so finishes: two that cannot both fit do not 
 
 def make_room(state: State, record: Record, num_tokens: int, draft: Draft) -> bool:
     """Get blocks until ``num_tokens`` of a running request have room, at others' cost or its own; False: not now."""
-    while True:
-        blocks = state.kv.extend(record.sequence, num_tokens)
-        if blocks is not None:
-            record.got_blocks(blocks)
-            return True
-        candidates = _candidates(state)
-        if not candidates or (len(candidates) == 1 and candidates[0] is record):
-            victim = None  # giving way to itself would help nobody: it waits with what it holds
-        else:
-            victim = _ask(state, candidates, record)
-        if victim is None or not _take_from(state, victim, draft):
+    blocks = state.kv.extend(record.sequence, num_tokens)
+    if blocks is None:
+        victims = _choose(state, record, num_tokens)
+        if victims is None or not stand_ready(victims, draft):
             draft.blocked = True
             return False
-        if victim is record:
+        preempt_all(state, victims, draft)
+        if record in victims:
             return False
+        blocks = state.kv.extend(record.sequence, num_tokens)
+        assert blocks is not None, f"others gave way to request {record.request_id}, and it has no room"
+    record.got_blocks(blocks)
+    return True
 
 
-def make_way(state: State, record: Record, draft: Draft) -> bool:
-    """One running request less for the sake of ``record``, which waits; False: nobody gives way to it in this step.
+def _choose(state: State, record: Record, num_tokens: int) -> Victims | None:
+    """Who gives way to a running request: enough others, or itself alone; None: nobody, for they are not enough."""
+    kv, victims = state.kv, Victims(state.kv, PrefixHit())
+    missing = sum(max(0, kv.blocks_for(num_tokens) - len(table)) for table in record.sequence.tables)
+    candidates = _candidates(state)
+    while victims.freed + kv.num_free_blocks < missing:
+        candidates = [one for one in candidates if one not in victims]
+        if not candidates or (len(candidates) == 1 and candidates[0] is record):
+            return None  # giving way to itself would help nobody: it waits with what it holds
+        victim = _ask(state, candidates, record)
+        if victim is None:
+            return None
+        if victim is record:
+            victims = Victims(kv, PrefixHit())
+            victims.add(record)
+            break
+        victims.add(victim)
+    return victims
+
+
+def choose_another(state: State, record: Record, chosen: Victims | None, draft: Draft) -> Record | None:
+    """Who else is to give way for the sake of ``record``, which waits; None: nobody gives way in this step.
 
     Who gave way before and has put out no token since is spared, and so is who starts in this very step: an urgent
     request costs each of the others at most one start, and they get on between two of them.
     """
     candidates = [one for one in _candidates(state) if not one.fruitless and one not in draft.admitted]
+    if chosen is not None:
+        candidates = [one for one in candidates if one not in chosen]
     victim = _ask(state, candidates, record) if candidates else None
-    if victim is None:
-        if not draft.admitted and not state.door.window:  # with a window, a policy's mind moves with time
-            state.refused = record
+    if victim is None and not draft.admitted and (chosen is not None or not state.door.window):
+        state.refused = record  # with a window, a policy's mind moves with time: it is asked again for the first one
+    return victim
+
+
+def stand_ready(victims: Victims, draft: Draft) -> bool:
+    """Whether all of them can give way now. While a step of one is in flight all stand still, so that they soon can."""
+    if any(victim.in_flight for victim in victims):
+        for victim in victims:
+            draft.stand_still(victim)
         return False
-    return _take_from(state, victim, draft)
+    return True
+
+
+def preempt_all(state: State, victims: Victims, draft: Draft) -> None:
+    """They give way, in the order in which they were chosen."""
+    for victim in victims:
+        preempt(state, victim, draft)
 
 
 def preempt(state: State, record: Record, draft: Draft | None = None) -> None:
@@ -79,15 +114,6 @@ def force(state: State, draft: Draft) -> bool:
 def _ask(state: State, candidates: list[Record], needed: Record) -> Record | None:
     index = state.door.victim(candidates, needed)
     return None if index is None else candidates[index]
-
-
-def _take_from(state: State, victim: Record, draft: Draft) -> bool:
-    """Preempt the victim. While a step of it is in flight it stands still instead, so that it can give way soon."""
-    if victim.in_flight:
-        draft.stand_still(victim)
-        return False
-    preempt(state, victim, draft)
-    return True
 
 
 def _candidates(state: State) -> list[Record]:

@@ -79,5 +79,5 @@ class Groups:
         """An operation on a heap, in which keys are compared that ``method`` returned."""
         try:
             operation(*arguments)
-        except Exception as error:
+        except BaseException as error:
             self._door.comparing(error, method)

@@ -12,10 +12,11 @@ from heapq import heapify, heappop, heappush
 
 from enginebay.scheduling._door import PolicyDoor
 from enginebay.scheduling._groups import Entry, Groups, alive
-from enginebay.scheduling._record import WAITING, Record
+from enginebay.scheduling._overtaking import Overtaking
+from enginebay.scheduling._record import Record
 
 STARVATION_BOUND = 1000
-"""So many requests may overtake the one that has waited longest; then it is next, whatever the policy says."""
+"""So many that began to wait later may start before a request; then it is next, whatever the policy says."""
 
 
 class WaitingLine:
@@ -27,14 +28,18 @@ class WaitingLine:
         self._groups = Groups(door) if door.grouped else None  # holds the entries instead, if the policy has groups
         self._front: list[Entry] = []  # the first `window` of the heap, in order; empty when the policy has no window
         self._preempted: deque[tuple[int, Record]] = deque()
-        self._arrivals: deque[tuple[int, Record]] = deque()
+        self._overtaking = Overtaking()  # of all but those that wait in front anyway
         self._tickets = 0
         self._len = 0
-        self._overtaken_ticket = 0
-        self._overtakers = 0
+        self._held = 0
 
     def __len__(self) -> int:
         return self._len
+
+    @property
+    def num_ready(self) -> int:
+        """Those that wait for nothing but their turn: others are held, and could not start now."""
+        return self._len - self._held
 
     def add(self, record: Record) -> None:
         """A new request, its key asked for once."""
@@ -45,22 +50,23 @@ class WaitingLine:
         """A new request that waits for something beside its turn: it counts as waiting, and stands in nobody's way."""
         record.key = self._door.key(record)
         self._len += 1
+        self._held += 1
 
     def release(self, record: Record) -> None:
         """A request that was held, and has not ended, takes the place that its key gives it."""
-        ticket = self._ticket(record)
-        self._arrivals.append((ticket, record))
-        self._push((record.key, record.order, ticket, record))
+        self._held -= 1
+        self._line_up(record)
 
     def put_back(self, record: Record) -> None:
-        """A preempted request: to the front, or, if the policy says so, to the place that its key gives it."""
+        """A preempted request: to the front, or, if the policy says so, to the place that its key gives it.
+
+        There it begins to wait anew: whoever waited meanwhile has waited longer, however often it comes back.
+        """
         self._len += 1
-        ticket = self._ticket(record)
         if self._door.may_overtake_preempted:
-            self._arrivals.appendleft((ticket, record))
-            self._push((record.key, record.order, ticket, record))
+            self._line_up(record)
         else:
-            self._preempted.appendleft((ticket, record))
+            self._preempted.appendleft((self._ticket(record), record))
 
     def head(self) -> Record | None:
         """The request to admit next; None when nobody waits."""
@@ -69,11 +75,8 @@ class WaitingLine:
         _drop_dead(self._preempted)
         if self._preempted:
             return self._preempted[0][1]
-        _drop_dead(self._arrivals)
-        if self._arrivals:
-            ticket, oldest = self._arrivals[0]
-            if ticket == self._overtaken_ticket and self._overtakers >= STARVATION_BOUND:
-                return oldest
+        if self._overtaking.most >= STARVATION_BOUND:
+            return self._overtaking.first
         if self._groups is not None:
             return self._groups.head()
         if self._door.window:
@@ -85,12 +88,16 @@ class WaitingLine:
 
     def take(self, record: Record) -> None:
         """The head leaves the line to run."""
-        if record.status is WAITING or self._door.may_overtake_preempted:
-            self._count_overtaking(record)
-        self.discard(record)
+        self._leave(record, started=True)
 
     def discard(self, record: Record) -> None:
-        """A request leaves the line."""
+        """A request leaves the line, and will never run."""
+        if not record.ticket:
+            self._held -= 1
+        self._leave(record, started=False)
+
+    def _leave(self, record: Record, *, started: bool) -> None:
+        self._overtaking.leave(record.ticket, started=started)
         record.ticket = 0
         self._len -= 1
         if len(self._heap if self._groups is None else self._groups) > 2 * self._len + 64:
@@ -98,7 +105,6 @@ class WaitingLine:
                 self._groups.compact()
             self._heap = [entry for entry in self._heap if alive(entry)]
             heapify(self._heap)
-            self._arrivals = deque(item for item in self._arrivals if item[1].ticket == item[0])
             self._preempted = deque(item for item in self._preempted if item[1].ticket == item[0])
 
     def _ticket(self, record: Record) -> int:
@@ -106,13 +112,10 @@ class WaitingLine:
         record.ticket = self._tickets
         return self._tickets
 
-    def _count_overtaking(self, record: Record) -> None:
-        _drop_dead(self._arrivals)
-        ticket, oldest = self._arrivals[0]
-        if ticket != self._overtaken_ticket:
-            self._overtaken_ticket, self._overtakers = ticket, 0
-        if oldest is not record:
-            self._overtakers += 1
+    def _line_up(self, record: Record) -> None:
+        ticket = self._ticket(record)
+        self._overtaking.enter(ticket, record)
+        self._push((record.key, record.order, ticket, record))
 
     def _push(self, entry: Entry) -> None:
         if self._groups is not None:
@@ -123,13 +126,13 @@ class WaitingLine:
                 insort(self._front, entry)
                 entry = self._front.pop()
             heappush(self._heap, entry)
-        except Exception as error:
+        except BaseException as error:
             self._door.comparing(error)
 
     def _pop(self) -> Entry:
         try:
             return heappop(self._heap)
-        except Exception as error:
+        except BaseException as error:
             self._door.comparing(error)
 
     def _refill_front(self) -> None:

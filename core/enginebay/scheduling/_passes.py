@@ -5,13 +5,19 @@ Where the runner cannot mix, prompts go before decode tokens, as far as its boun
 
 from __future__ import annotations
 
-from enginebay.scheduling._admission import admit, chunk
+from collections.abc import Iterable
+
+from enginebay.scheduling._admission import admit
 from enginebay.scheduling._bounds import UNBOUNDED
 from enginebay.scheduling._draft import Draft
 from enginebay.scheduling._eviction import force, make_room
 from enginebay.scheduling._proposals import Proposals
 from enginebay.scheduling._record import RUNNING, Record
 from enginebay.scheduling._state import State
+from enginebay.scheduling._turns import Turns
+
+_QUEUED = 2
+"""Tokens in flight of one request where stages would idle else: of the step that runs, and of one that waits for it."""
 
 
 class Passes:
@@ -20,6 +26,7 @@ class Passes:
     def __init__(self, state: State) -> None:
         self._state = state
         self._streak = 0
+        self._turns = Turns(state.stages) if state.stages > 1 else None
         self._proposals: Proposals | None = None
         if state.propose is not None and state.bounds.proposals > 0:
             self._proposals = Proposals(state.propose, state.bounds, state.kv)
@@ -29,34 +36,45 @@ class Passes:
         state = self._state
         draft = Draft(state.bounds)
         bounded = state.bounds.prefill_streak != UNBOUNDED
-        could_decode = bounded and any(_decodes(record) for record in state.running.values())
+        could_decode = bounded and any(record.decodes for record in state.running.values())
         self._run(draft, prefills=not could_decode or self._streak < state.bounds.prefill_streak)
         while draft.empty and draft.blocked and not state.in_flight and force(state, draft):
             self._run(draft, prefills=True)
-        if bounded:
+        if bounded and not draft.empty:  # a step that is not run ends no row of steps
             held_prefill = any(r.prefills for r in (*draft.rows, *draft.admitted) if r.draft_tokens)
             self._streak = self._streak + 1 if could_decode and held_prefill else 0
+        if self._turns is not None and not draft.empty:
+            self._turns.took(draft)
         return draft
 
     def _run(self, draft: Draft, *, prefills: bool) -> None:
         if self._state.bounds.mixed:
-            self._decode(draft)
+            self._decode(draft, self._ready(draft))
             if prefills:
                 self._prefill(draft)
         else:
             if prefills:
                 self._prefill(draft)
             if draft.empty:
-                self._decode(draft)
+                self._decode(draft, self._ready(draft))
+        if self._turns is not None and draft.empty:
+            most = _QUEUED if prefills else UNBOUNDED  # before prompts come that were not to come, whoever can decodes
+            self._decode(draft, self._turns.behind(self._state.running.values(), draft, most))
         if draft.empty and not prefills and not draft.still:  # nothing could decode after all
             self._prefill(draft)
 
-    def _decode(self, draft: Draft) -> None:
+    def _ready(self, draft: Draft) -> Iterable[Record]:
+        """Who is asked first whether it decodes; a copy, since a victim leaves the running line as we go."""
+        running = self._state.running.values()
+        return list(running) if self._turns is None else self._turns.independent(running, draft)
+
+    def _decode(self, draft: Draft, records: Iterable[Record]) -> None:
+        """Give decode tokens to these requests, in their order."""
         state, proposing = self._state, self._proposals
         if proposing is not None:
             proposing.begin(draft, len(state.running))
         tokens_left, context_left, disturbed = draft.tokens_left, draft.context_left, draft.disturbed
-        for record in list(state.running.values()):  # a victim leaves the running line as we go
+        for record in records:
             computed, ahead = record.num_computed, record.placeholders
             known = record.num_tokens + ahead
             if computed >= known or computed < record.prefill_until or (ahead and known >= record.max_total):
@@ -95,6 +113,10 @@ class Passes:
         return tokens if end <= record.sequence.capacity or make_room(self._state, record, end, draft) else 0
 
     def _prefill(self, draft: Draft) -> None:
+        if self._turns is not None:
+            num_running, seqs = len(self._state.running), self._state.bounds.seqs
+            could = num_running + min(self._state.line.num_ready, seqs - num_running)
+            draft.prefills_left = min(draft.prefills_left, self._turns.prompts(could, draft))
         self._continue_chunks(draft)
         admit(self._state, draft)
 
@@ -105,10 +127,12 @@ class Passes:
                 continue
             if draft.tokens_left <= 0 or draft.prefills_left <= 0:
                 break
-            tokens = chunk(state, record, record.num_computed, draft, others_wait=len(state.line) > 0)
+            tokens = state.bounds.chunk(
+                record.num_computed,
+                record.num_tokens - record.num_computed,
+                tokens_left=draft.tokens_left,
+                context_left=draft.context_left,
+                others_wait=state.line.num_ready > 0,
+            )
             if tokens and make_room(state, record, record.num_computed + tokens, draft):
                 draft.run(record, tokens)
-
-
-def _decodes(record: Record) -> bool:
-    return 0 < record.prefill_until <= record.num_computed

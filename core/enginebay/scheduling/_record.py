@@ -30,9 +30,10 @@ class Record:
 
     A request prefills until ``prefill_until`` tokens (all that were known when it was admitted) are computed, and
     decodes from then on. ``placeholders`` counts tokens that steps in flight will draw, ``in_flight`` those steps.
-    ``fruitless`` counts preemptions since the last committed token. ``followers`` are the other choices of the request,
-    while they wait for this one's prompt; None when nobody may. The ``draft_`` fields belong to the step that is being
-    drawn up, but that blocks which the runner has not heard of stay until it does.
+    ``fruitless`` counts preemptions since the last committed token. ``turn`` is the last step in which it stood, where
+    steps are counted (``Turns``). ``followers`` are the other choices of the request, while they wait for this one's
+    prompt; None when nobody may. The ``draft_`` fields belong to the step that is being drawn up, but that blocks which
+    the runner has not heard of stay until it does.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Record:
         "sequence",
         "status",
         "ticket",
+        "turn",
     )
 
     def __init__(self, request: EngineRequest, order: int, max_model_len: int) -> None:
@@ -73,6 +75,7 @@ class Record:
         self.key: tuple[object, ...] = ()
         self.status: Status = WAITING
         self.ticket = 0
+        self.turn = 0
         self.num_computed = 0
         self.num_acked = 0
         self.prefill_until = 0
@@ -90,6 +93,11 @@ class Record:
     def prefills(self) -> bool:
         """Whether the next token to compute was known when the request was admitted."""
         return self.num_computed < self.prefill_until
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all that was known when the request was admitted is computed, or in flight."""
+        return 0 < self.prefill_until <= self.num_computed
 
     def got_blocks(self, blocks: BlockIds) -> None:
         """Blocks that the runner is to hear of when the request runs next: now or, if it gives way to none, later."""

@@ -16,13 +16,14 @@ from enginebay.scheduling._record import Record
 class State:
     """``running`` is in running order; ``in_flight`` holds the steps that are not acknowledged, oldest first.
 
-    ``refused`` is the waiting request for which nobody gives way: the policy said so, and nothing has changed since
-    that could change its mind. None where none is known.
+    ``refused`` is the waiting request for which nobody gives way: the policy said so, or those that would are not
+    enough, and since then nobody has started or left. None where none is known.
     """
 
     def __init__(self, policy: Policy[Any], context: SchedulerContext[Any]) -> None:
         self.kv = context.kv_cache
         self.propose = context.propose
+        self.stages = context.num_stages
         self.bounds = Bounds.join(context.limits, context.constraints, self.kv.num_blocks)
         self.door = PolicyDoor(policy)
         self.requests: dict[str, Record] = {}

@@ -33,6 +33,7 @@ class CoreLoop:
 
     ``now`` is a clock of its own: a hundredth of a second per step. ``schedules`` keeps each step's message as bytes.
     ``propose`` guesses tokens, as for ``make_scheduler``; the constraints' ``max_tokens_per_step`` must allow it.
+    ``num_stages`` is the context's: the simulated device itself has no stages.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class CoreLoop:
         depth: int = 1,
         check: bool = True,
         propose: Propose | None = None,
+        num_stages: int = 1,
     ) -> None:
         self.limits = limits
         self.cache = cache
@@ -59,9 +61,11 @@ class CoreLoop:
             kv_cache=cache,
             now=self.now,
             propose=propose,
+            num_stages=num_stages,
         )
         self.requests: dict[str, EngineRequest] = {}
         self.output: dict[str, list[int]] = {}
+        self._choices: list[EngineRequest] = []
         self.finished: dict[str, FinishReason] = {}
         self.schedules: list[bytes] = []
         self.preemptions = 0
@@ -88,6 +92,8 @@ class CoreLoop:
             self.requests[request.request_id] = request
             self.output[request.request_id] = list(request.committed_token_ids)
             self.runner.roots[request.request_id] = root_of(request)
+            if request.parent_id:
+                self._choices.append(request)
             self.scheduler.add_request(request)
 
     def abort(self, *request_ids: str) -> None:
@@ -172,9 +178,16 @@ class CoreLoop:
         self.preemptions += len(output.preempted)
         self.num_proposed += output.num_draft_tokens
         if self._rules is not None:
-            self._rules.after(output, self.runner, self.scheduler.make_stats().num_waiting)
+            self._rules.after(output, self.runner, self.scheduler.make_stats().num_waiting - self._num_held())
         if output.num_scheduled_tokens:
             self._queue.append((output, result, self.runner.written, sent))
+
+    def _num_held(self) -> int:
+        """Waiting choices that may wait for the first one's prompt: they could not start, so they keep nobody short."""
+        self._choices = [one for one in self._choices if one.request_id not in self.finished]
+        first = {one.parent_id for one in self._choices if one.choice == 0 and not self.output[one.request_id]}
+        known = self.runner.live
+        return sum(one.choice > 0 and one.parent_id in first and one.request_id not in known for one in self._choices)
 
     def _commit(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         token_ids: dict[str, tuple[int, ...]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,18 @@ def test_each_scheduler_has_a_cache_of_its_own(fake: Installed) -> None:
         assert core.stats().scheduler.num_blocks == 256
     finally:
         core.stop()
+
+
+def test_every_scheduler_is_told_how_many_stages_work_at_the_same_time(fake: Installed) -> None:
+    made = plan(load(fake.config(), environ={}), host := PluginHost())
+    parallel = made.config.parallel.model_copy(update={"pipeline_parallel_size": 2})
+    config = made.config.model_copy(update={"parallel": parallel})
+    for depth, stages in ((1, 1), (2, 2), (3, 2)):
+        core = start(replace(made, config=config, depth=depth), system_runtime(seed=0), host)
+        try:
+            assert core._parts.make_scheduler().context.num_stages == stages
+        finally:
+            core.stop()
 
 
 def test_a_start_that_fails_is_recorded(fake: Installed, monkeypatch: pytest.MonkeyPatch) -> None:  # O1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from enginebay.interfaces import BatchConstraints, RequestView
 from enginebay.messages import EngineRequest
@@ -137,3 +140,55 @@ def test_an_id_that_comes_again_waits_for_its_own_first_choice() -> None:
     loop.run()
     gate = loop.scheduler._state.gate  # type: ignore[attr-defined]  # the inside is what must stay empty
     assert gate._first == {}
+
+
+CAPPED = make_limits(max_num_batched_tokens=200, long_prefill_token_threshold=4, max_model_len=256)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_choices_that_are_held_do_not_count_as_others_that_wait(count: int, num_stages: int) -> None:  # S6
+    loop = loop_of(limits=CAPPED, num_stages=num_stages)
+    loop.add(*choices(count, 100))
+    assert scheduled(loop.step()) == {"c0-0": 100}
+    loop.run()
+
+
+def test_others_that_wait_count_beside_them() -> None:  # S6
+    loop = loop_of(limits=CAPPED)
+    loop.add(*choices(3, 100), make_request(9, 20))
+    assert scheduled(loop.step()) == {"c0-0": 4, "r9": 20}
+    assert scheduled(loop.step())["c0-0"] == 96
+    loop.run()
+
+
+def test_once_released_they_count() -> None:  # S6
+    """The first choice gives way with its prompt half computed: the other two wait for nothing but their turn now."""
+    loop = loop_of(limits=make_limits(max_num_batched_tokens=40, long_prefill_token_threshold=4))
+    loop.add(*choices(3, 60))
+    assert scheduled(loop.step()) == {"c0-0": 40}
+    line = loop.scheduler._state.line  # type: ignore[attr-defined]  # the mechanics' own count is the point
+    assert (len(line), line.num_ready) == (2, 0)
+    loop.abort("c0-1")
+    assert (len(line), line.num_ready) == (1, 0)
+    loop.scheduler.preempt_all()
+    assert (len(line), line.num_ready) == (2, 2)
+    loop.run()
+    assert (len(line), line.num_ready) == (0, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(prompt=st.integers(2, 100), count=st.integers(2, 5), budget=st.integers(4, 120), cap=st.integers(1, 50))
+def test_a_prompt_takes_as_many_steps_with_choices_as_without(prompt: int, count: int, budget: int, cap: int) -> None:
+    """As long as the others are held, which is until its last whole block is computed."""
+    limits = make_limits(max_num_batched_tokens=budget, long_prefill_token_threshold=cap, max_model_len=256)
+    steps = []
+    for choice_count in (1, count):
+        loop = loop_of(limits=limits, block_size=4)
+        loop.add(*choices(choice_count, prompt))
+        taken: list[int] = []
+        while sum(taken) < (prompt - 1) // 4 * 4:
+            taken.append(scheduled(loop.step())["c0-0"])
+        steps.append(taken)
+        loop.run()
+    assert steps[0] == steps[1]

@@ -19,6 +19,13 @@ class Window(Arrival):
     window = 8
 
 
+class Newest(Arrival):
+    """Whoever starts overtakes all that wait."""
+
+    def key(self, request: RequestView) -> tuple[int]:
+        return (-request.arrival_number,)
+
+
 class Urgent(Arrival):
     may_overtake_preempted = True
     preempts_running = True
@@ -66,13 +73,13 @@ def calls(policy: type[Arrival], *, running: int, waiting: int, steps: int, max_
     return count
 
 
-@pytest.mark.parametrize("policy", [Arrival, Window, Urgent])
+@pytest.mark.parametrize("policy", [Arrival, Window, Newest, Urgent])
 def test_a_step_costs_the_same_however_many_wait(policy: type[Arrival]) -> None:
     few, many = (calls(policy, running=8, waiting=waiting, steps=20) for waiting in (20, 4000))
     assert few == many
 
 
-@pytest.mark.parametrize("policy", [Arrival, Window, Urgent])
+@pytest.mark.parametrize("policy", [Arrival, Window, Newest, Urgent])
 def test_so_does_a_step_in_which_requests_end_and_others_start(policy: type[Arrival]) -> None:
     few, many = (calls(policy, running=8, waiting=waiting, steps=20, max_tokens=4) for waiting in (200, 4000))
     assert few == pytest.approx(many, rel=0.02)  # what has left the line is cleared away now and then

@@ -203,11 +203,12 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("depth", "num_stages"), [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (4, 3)])
 @pytest.mark.parametrize("name", sorted(OPTIONS))
-def test_every_option_holds_with_steps_in_flight(name: str, depth: int) -> None:
+def test_every_option_holds_with_steps_in_flight(name: str, depth: int, num_stages: int) -> None:
     """The kit checks the bounds of each step; here it is that all of it ends, and nobody gives way where none may."""
-    loop = loop_of(num_blocks=14, depth=depth, limits=make_limits(**OPTIONS[name]))  # type: ignore[arg-type]  # a table
+    limits = make_limits(**OPTIONS[name])  # type: ignore[arg-type]  # a table
+    loop = loop_of(num_blocks=14, depth=depth, limits=limits, num_stages=num_stages)
     books = watch(loop)
     loop.add(*(make_request(number, 5 + 7 * (number % 3), max_tokens=6 + number % 9) for number in range(12)))
     loop.run(max_steps=600)

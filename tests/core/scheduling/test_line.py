@@ -91,4 +91,4 @@ def test_aborted_requests_do_not_pile_up(policy: type[Arrival]) -> None:
         loop.abort(f"r{number}")
     line = loop.scheduler._state.line  # type: ignore[attr-defined]  # the inside is what must stay small
     assert len(line) == 0
-    assert len(line._heap) + len(line._arrivals) + len(line._front) < 300
+    assert len(line._heap) + len(line._overtaking) + len(line._front) < 300

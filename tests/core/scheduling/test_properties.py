@@ -2,89 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from random import Random
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay.interfaces import NoOptions, Policy, PolicyState, RequestView, SchedulerContext
+from enginebay.interfaces import NoOptions, Policy
 from enginebay.testing import CoreLoop, random_load
 from support.guesses import Guesser, with_choices_and_shapes
 from support.loop import Arrival, play, plugin_of
+from support.schedule_policies import POLICIES
 from support.schedule_watch import watch
-
-
-class Lottery(Policy[NoOptions]):
-    """Everything by lot."""
-
-    def __init__(self, context: SchedulerContext[NoOptions]) -> None:
-        super().__init__(context)
-        self.random = Random(context.limits.max_num_seqs + context.kv.num_blocks)
-        self.window = self.random.choice((0, 1, 5))
-
-    def key(self, request: RequestView) -> tuple[int]:
-        return (self.random.randrange(5),)
-
-    def choose(self, requests: Sequence[RequestView]) -> int:
-        return self.random.randrange(len(requests))
-
-    def victim(self, candidates: Sequence[RequestView], needed: RequestView) -> int | None:
-        index = self.random.randrange(len(candidates) + 1)
-        return index if index < len(candidates) else None
-
-    def admit(self, request: RequestView, state: PolicyState) -> bool:
-        return self.random.random() < 0.8
-
-
-class Overtaking(Lottery):
-    """By lot, and preempted requests have no privilege."""
-
-    may_overtake_preempted = True
-
-
-class Spiteful(Lottery):
-    """Takes from whoever did not ask."""
-
-    def victim(self, candidates: Sequence[RequestView], needed: RequestView) -> int | None:
-        others = [index for index, view in enumerate(candidates) if view.request_id != needed.request_id]
-        return others[-1] if others else 0
-
-
-class Never(Lottery):
-    """Never preempts."""
-
-    def victim(self, candidates: Sequence[RequestView], needed: RequestView) -> int | None:
-        return None
-
-
-class Urgent(Lottery):
-    """Running requests give way to waiting ones by lot."""
-
-    preempts_running = True
-
-
-class UrgentOvertaking(Urgent):
-    """The same, and those that gave way have no privilege."""
-
-    may_overtake_preempted = True
-
-
-POLICIES = [Arrival, Lottery, Overtaking, Spiteful, Never, Urgent, UrgentOvertaking]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 1 << 32), depth=st.sampled_from([1, 2, 3]))
+@given(seed=st.integers(0, 1 << 32), depth=st.sampled_from([1, 2, 3]), num_stages=st.integers(1, 4))
 def test_every_request_ends_once_within_all_bounds(  # S11, S17
-    policy: type[Policy[NoOptions]], seed: int, depth: int
+    policy: type[Policy[NoOptions]], seed: int, depth: int, num_stages: int
 ) -> None:
-    play(policy, random_load(seed, num_requests=25), depth=depth)
+    play(policy, random_load(seed, num_requests=25), depth=depth, num_stages=num_stages)
 
 
-def play_watched(policy: type[Policy[NoOptions]], seed: int, *, depth: int, proposals: int) -> CoreLoop:
+def play_watched(
+    policy: type[Policy[NoOptions]], seed: int, *, depth: int, proposals: int, num_stages: int = 1
+) -> CoreLoop:
     """A load with choices, grammars and proposals, with every step in flight kept account of."""
     load = with_choices_and_shapes(random_load(seed, num_requests=20), seed)
     guesser = Guesser(right=0.6, seed=seed)
@@ -96,6 +38,7 @@ def play_watched(policy: type[Policy[NoOptions]], seed: int, *, depth: int, prop
         cache=load.cache(),
         depth=depth,
         propose=guesser if proposals else None,
+        num_stages=num_stages,
     )
     guesser.loop = loop
     books = watch(loop)
@@ -106,11 +49,16 @@ def play_watched(policy: type[Policy[NoOptions]], seed: int, *, depth: int, prop
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 1 << 32), depth=st.sampled_from([1, 2, 3]), proposals=st.integers(0, 4))
+@given(
+    seed=st.integers(0, 1 << 32),
+    depth=st.sampled_from([1, 2, 3]),
+    proposals=st.integers(0, 4),
+    num_stages=st.integers(1, 4),
+)
 def test_the_books_agree_at_every_step(  # S13, S14
-    policy: type[Policy[NoOptions]], seed: int, depth: int, proposals: int
+    policy: type[Policy[NoOptions]], seed: int, depth: int, proposals: int, num_stages: int
 ) -> None:
-    play_watched(policy, seed, depth=depth, proposals=proposals)
+    play_watched(policy, seed, depth=depth, proposals=proposals, num_stages=num_stages)
 
 
 def test_the_loads_are_worth_playing() -> None:
@@ -134,5 +82,6 @@ def test_the_loads_are_worth_playing() -> None:
 def test_many_loads(policy: type[Policy[NoOptions]]) -> None:  # S17
     for seed in range(400):
         for depth in (1, 2, 3):
-            play(policy, random_load(seed, num_requests=60), depth=depth)
-            play_watched(policy, seed, depth=depth, proposals=seed % 5)
+            for num_stages in {1, depth}:
+                play(policy, random_load(seed, num_requests=60), depth=depth, num_stages=num_stages)
+                play_watched(policy, seed, depth=depth, proposals=seed % 5, num_stages=num_stages)

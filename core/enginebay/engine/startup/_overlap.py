@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from enginebay.config import Resolved
+from enginebay.config import EngineConfig, Resolved
 from enginebay.engine.startup._settle import InForce, Settled
 from enginebay.errors import CapabilityError
 from enginebay.interfaces import BatchConstraints, ExecutorPlugin, SchedulerPlugin
-from enginebay.kvcache import KVCacheManager
 from enginebay.plugins import Loaded
-from enginebay.scheduling import MechanicsScheduler, make_scheduler
+from enginebay.scheduling import is_policy
 
-__all__ = ["can_overlap", "settle_overlap"]
+__all__ = ["busy_stages", "can_overlap", "settle_overlap"]
 
 _KEY: Final = "scheduler.overlap"
-_BLOCKS: Final = 64
 
 
 def can_overlap(scheduler: Loaded[SchedulerPlugin[Any]], settled: Settled, constraints: BatchConstraints) -> bool:
@@ -27,20 +25,14 @@ def can_overlap(scheduler: Loaded[SchedulerPlugin[Any]], settled: Settled, const
     """
     if scheduler.plugin.capabilities.overlap_safe:
         return True
-    made = make_scheduler(
+    return is_policy(
         scheduler.plugin,
         scheduler.options,
         limits=settled.limits,
         constraints=constraints,
-        kv_cache=KVCacheManager(
-            num_blocks=_BLOCKS + constraints.reserved_blocks,
-            block_size=settled.block_size,
-            prefix_caching=settled.prefix_caching,
-            reserved_blocks=constraints.reserved_blocks,
-        ),
-        now=lambda: 0.0,
+        block_size=settled.block_size,
+        prefix_caching=settled.prefix_caching,
     )
-    return isinstance(made, MechanicsScheduler)
 
 
 def settle_overlap(
@@ -73,3 +65,8 @@ def settle_overlap(
     if stages > 1:
         why += f"; {stages} pipeline stages, and executor '{executor.name}' takes {most.max_in_flight} steps"
     return depth, InForce("overlap", "on", f"{depth} steps in flight; {why}")
+
+
+def busy_stages(config: EngineConfig, depth: int) -> int:
+    """How many pipeline stages can work at the same time, each on one of the ``depth`` steps that may be in flight."""
+    return min(config.parallel.pipeline_parallel_size, depth)

@@ -15,6 +15,7 @@ from enginebay.engine.grammars import Grammars
 from enginebay.engine.parts import CoreParts, Observers
 from enginebay.engine.speculation import NgramProposer
 from enginebay.engine.startup._launched import why_untimed
+from enginebay.engine.startup._overlap import busy_stages
 from enginebay.engine.startup.bringup import LoadedWorkers
 from enginebay.engine.startup.budget import BlockBudget
 from enginebay.engine.startup.ground import Ground
@@ -149,6 +150,7 @@ def _scheduler(
         ),
         now=now,
         propose=_proposer(plan),
+        num_stages=busy_stages(plan.config, plan.depth),
     )
 
 
