@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ExecutorContext,
         ExecutorPlugin,
         ExtensionPlugin,
+        GraphPass,
         RunnerPlugin,
         SchedulerPlugin,
         WorkerExtensionPlugin,
@@ -67,6 +68,15 @@ def enginebay_wrap_executor(executor: Executor[Any], context: ExecutorContext[An
     """Wrap the executor at assembly, in the engine's process, in order of ``wrap_order``.
 
     Return the executor to use instead, or None to leave it. The one hook that is not observation. API 1.0.
+    """
+
+
+@hookspec
+def enginebay_graph_passes() -> list[GraphPass]:  # type: ignore[empty-body]  # a specification
+    """Return the passes of this module over captured graphs; in the engine's process at assembly, and in each worker.
+
+    A runner's module brings those that are built in, the module of a worker extension others. Import nothing heavy:
+    a pass does that when it is applied. API 1.2.
     """
 
 

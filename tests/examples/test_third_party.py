@@ -29,6 +29,13 @@ from safetensors.numpy import save_file
 save_file({"nothing": numpy.zeros(1, dtype=numpy.float32)}, folder / "model.safetensors")
 """
 
+NET = """
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(torch.relu(x)) + 1
+"""
+
 CONFIG = """
 [model]
 path = "model"
@@ -53,7 +60,12 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     folder = tmp_path_factory.mktemp("outside")
     made = Outside(
         folder,
-        [ROOT, *(EXAMPLES / f"third_party_{one}_scheduler" for one in SCHEDULERS), EXAMPLES / "third_party_runner"],
+        [
+            ROOT,
+            *(EXAMPLES / f"third_party_{one}_scheduler" for one in SCHEDULERS),
+            EXAMPLES / "third_party_runner",
+            EXAMPLES / "third_party_graph_pass",
+        ],
     )
     made.python("-c", MODEL)
     (folder / "engine.toml").write_text(CONFIG)
@@ -65,6 +77,7 @@ def test_they_are_found_beside_the_built_in_ones(outside: Outside) -> None:
     assert {
         *(("scheduler", one, f"enginebay-{one}") for one in SCHEDULERS),
         ("runner", "abacus", "enginebay-abacus"),
+        ("worker extension", "fold_repeats", "enginebay-fold-repeats"),
         *(("scheduler", one, "enginebay") for one in ("fair", "fcfs", "priority")),
     } <= listed
 
@@ -124,8 +137,16 @@ def test_the_conformance_kit_passes(outside: Outside) -> None:
 def test_their_own_tests_pass(outside: Outside) -> None:
     """Without the suite, which runs by name above."""
     tests = [EXAMPLES / f"third_party_{one}_scheduler" / "tests" / f"test_{one}.py" for one in SCHEDULERS]
+    tests.append(EXAMPLES / "third_party_graph_pass" / "tests" / "test_fold_repeats.py")
     printed = outside.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not Conformance", *tests)
-    assert re.search(r"^12 passed, \d+ deselected", printed, re.MULTILINE)
+    assert re.search(r"^15 passed, \d+ deselected", printed, re.MULTILINE)
+
+
+def test_their_graph_pass_rewrites_a_module(outside: Outside) -> None:
+    (outside.folder / "nets.py").write_text(NET)
+    named = ("graph", "nets:Net", "--path", ".", "--set", 'worker.extensions=["fold_repeats"]', "--json")
+    [told] = [one for one in json.loads(outside.enginebay(*named))["passes"] if one["name"] == "fold_repeats"]
+    assert (told["package"], told["nodes_before"] - told["nodes_after"]) == ("enginebay-fold-repeats 0.1.0", 1)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -136,7 +157,7 @@ def test_the_policies_are_short(scheduler: str) -> None:
 
 
 def test_the_examples_have_a_readme_and_a_test() -> None:
-    for package in ("third_party_runner", *(f"third_party_{one}_scheduler" for one in SCHEDULERS)):
-        folder: Path = EXAMPLES / package
+    for package in ("runner", "graph_pass", *(f"{one}_scheduler" for one in SCHEDULERS)):
+        folder: Path = EXAMPLES / f"third_party_{package}"
         assert (folder / "README.md").stat().st_size > 500
         assert list((folder / "tests").glob("test_*.py"))

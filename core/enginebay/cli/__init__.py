@@ -23,6 +23,7 @@ _COMMANDS = {
     "config": "The config file: its schema, and one from vLLM's flags.",
     "describe": "One plugin: package, version, capabilities, options with their defaults.",
     "generate": "Answer a prompt, or a file of prompts.",
+    "graph": "A model's graph: nodes, code before and after each pass, a picture.",
     "model": "Import, list and find models.",
     "plugins": "What is installed, and from where.",
     "status": "How a running engine stands.",

@@ -1,7 +1,7 @@
 """What plugin authors implement. Everything importable from here is public and follows the rules of evolution.
 
 Read in this order: ``plugin`` (how a part is described), then the file of the part that you write: ``executor``,
-``runner`` (with ``device``) or ``scheduler``.
+``runner`` (with ``device``), ``scheduler``, or ``graph`` (a pass over a captured model).
 """
 
 from enginebay.interfaces._device import Device
@@ -16,6 +16,7 @@ from enginebay.interfaces._executor import (
     WorkerChannel,
     WorkerExit,
 )
+from enginebay.interfaces._graph import CapturedGraph, GraphContext, GraphPass, Origin, Packed, Parameter, Table
 from enginebay.interfaces._options import NoOptions, Options
 from enginebay.interfaces._plugin import (
     API_VERSION,
@@ -54,6 +55,7 @@ __all__ = [
     "API_VERSION",
     "AsyncModelRunnerOutput",
     "BatchConstraints",
+    "CapturedGraph",
     "Device",
     "Executor",
     "ExecutorCapabilities",
@@ -61,12 +63,17 @@ __all__ = [
     "ExecutorHealth",
     "ExecutorPlugin",
     "ExtensionPlugin",
+    "GraphContext",
+    "GraphPass",
     "KVCacheView",
     "Kind",
     "ModelRunner",
     "NoOptions",
     "Options",
+    "Origin",
     "OwnRank",
+    "Packed",
+    "Parameter",
     "PendingCall",
     "Plugin",
     "Policy",
@@ -84,6 +91,7 @@ __all__ = [
     "SchedulerPlugin",
     "StartResult",
     "StartSpec",
+    "Table",
     "WorkerChannel",
     "WorkerExit",
     "WorkerExtensionContext",

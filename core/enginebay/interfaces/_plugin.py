@@ -35,6 +35,7 @@ from typing import Any, Generic, TypeVar
 
 from enginebay.interfaces._device import Device
 from enginebay.interfaces._executor import Executor, ExecutorContext
+from enginebay.interfaces._graph import CapturedGraph, GraphContext
 from enginebay.interfaces._options import NoOptions, Options
 from enginebay.interfaces._runner import BatchConstraints, ModelRunner, RunnerContext
 from enginebay.interfaces._scheduler import Policy, Scheduler, SchedulerContext
@@ -110,12 +111,14 @@ class SchedulerCapabilities:
 class RunnerCapabilities:
     """What a runner can do. ``features`` are what it serves beyond greedy and temperature: "top_k", "top_p", "min_p",
     "seed", "n" (draws keyed by ``NewRequest.choice``), "penalties" (repetition, presence and frequency), "logit_bias",
-    "bad_words", "min_tokens", "logprobs", "prompt_logprobs", and "batch_invariant"; a request that needs another is
-    refused by the name of its field. ``devices`` are the device kinds ("cpu", "cuda"); ``attention`` the name of the
-    attention kernel that it always uses, "" when that is settled at load (``ModelRunner.in_force`` then says).
-    ``sleep``, ``update_weights`` and ``send_weights``: it has the methods of ``ModelRunner`` for these.
-    ``max_draft_tokens``: so many proposals of one request it verifies in one step (``RunningRequest.draft_token_ids``);
-    0: it knows of none, and speculation is refused."""
+    "bad_words", "min_tokens", "logprobs", "prompt_logprobs", "grammar" (it keeps to masks: see
+    ``SchedulerOutput.constrained``), and "batch_invariant"; a request that needs another is refused by the name of its
+    field. ``devices`` are the device kinds ("cpu", "cuda"); ``attention`` the name of the attention kernel that it
+    always uses, "" when that is settled at load (``ModelRunner.in_force`` then says). ``sleep``, ``update_weights`` and
+    ``send_weights``: it has the methods of ``ModelRunner`` for these. ``max_draft_tokens``: so many proposals of one
+    request it verifies in one step (``RunningRequest.draft_token_ids``); 0: it knows of none, and speculation is
+    refused.
+    """
 
     async_output: bool = False
     captures_graph: bool = False
@@ -182,6 +185,8 @@ class RunnerPlugin(Plugin[O]):
     ``preference`` decides when the config says ``use = "auto"``: the highest that supports the model is taken.
     ``device`` makes the ``Device`` that the worker drives, from (kind, local device index); None means the default,
     which is torch's. A runner without torch names one of its own.
+    ``capture``, of a runner with ``captures_graph``: what ``enginebay graph`` shows: the step of ``context.model`` as a
+    graph, before any pass, with ``context.constants`` filled in; heavy, and without reading weights.
     """
 
     factory: Callable[[RunnerContext[O]], ModelRunner[O]]
@@ -190,6 +195,7 @@ class RunnerPlugin(Plugin[O]):
     preference: int = 0
     device: Callable[[str], Device] | None = None
     splits: Callable[[ModelInfo, int, int], str | None] = lambda model, tensor, pipeline: None
+    capture: Callable[[GraphContext], CapturedGraph] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from enginebay.interfaces._device import Device
+from enginebay.interfaces._graph import GraphPass
 from enginebay.interfaces._options import Options
 from enginebay.messages import (
     FinishWeightUpdate,
@@ -97,6 +98,7 @@ class RunnerContext(Generic[O]):
     ``block_size`` (tokens), ``max_model_len``, ``max_num_seqs`` and ``max_num_batched_tokens`` are the values in
     force. ``dtype`` is "float32", "bfloat16" or "float16", for weights and activations;
     ``cache_dtype`` for the KV cache. ``max_draft_tokens``: as many proposals may come for one request in one step.
+    ``graph_passes``: those that rewrite what a runner captures, in the order in which they run.
     ``announce(seconds)`` says that what the runner does now (a compile, a first run) may take so long from now on:
     until then no deadline of a step or of a phase ends it, for an hour at most.
     """
@@ -117,6 +119,7 @@ class RunnerContext(Generic[O]):
     max_draft_tokens: int = 0
     groups: WorkerGroups = field(default_factory=WorkerGroups)
     announce: Callable[[int], None] = lambda seconds: None
+    graph_passes: tuple[GraphPass, ...] = ()
 
 
 class ModelRunner(ABC, Generic[O]):

@@ -10,11 +10,12 @@ import logging
 import threading  # noqa: TID251  # a lock, no thread: the loops of several groups tell observers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
-from enginebay.errors import EnginebayError, PluginBroken, in_words
+from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
 from enginebay.interfaces import Executor
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ class Hooks:
             executor = wrapped
         return executor
 
+    def graph_passes(self) -> dict[str, Callable[[], Any]]:
+        """By plugin, what offers its graph passes; not called yet, for whose are wanted the host knows."""
+        offers = self._listeners.get("enginebay_graph_passes", ())
+        return {one.plugin: partial(one.call, {}) for one in offers}
+
     def engine_started(self, in_force: Mapping[str, str]) -> None:
         """The engine is ready."""
         self._tell("enginebay_engine_started", in_force=dict(in_force))
@@ -130,7 +136,9 @@ class Hooks:
                     continue
                 try:
                     one.call(arguments)
-                except (Exception, SystemExit) as error:  # an observer's fault is its own; nor may it end the process
+                except BaseException as error:  # an observer's fault is its own; nor may it end the process
+                    if is_interrupt(error):
+                        raise
                     one.strikes += 1
                     said = in_words(error)
                     if one.strikes < STRIKES:
@@ -144,7 +152,9 @@ def _asked(one: _Listener, arguments: Mapping[str, Any]) -> Any:
         return one.call(arguments)
     except EnginebayError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         raise PluginBroken(f"{one.hook} of {one.plugin} raised {in_words(error)}") from error
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Generic, TypeVar, cast
 
-from enginebay.errors import PluginBroken, in_words
+from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
 from enginebay.interfaces import (
     API_VERSION,
     ExecutorPlugin,
     ExtensionPlugin,
+    GraphPass,
     Kind,
     Options,
     Plugin,
@@ -32,8 +33,11 @@ from enginebay.plugins._load import (
     who,
 )
 from enginebay.plugins._options import canonical_json, validate_options
+from enginebay.plugins._pass_order import order_passes
+from enginebay.plugins._passes import take_passes
 
 P = TypeVar("P", bound=Plugin[Any])
+_KINDS = {kind.noun: kind for kind in Kind}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +152,20 @@ class PluginHost:
             for name in names
         )
 
+    def graph_passes(self, loaded: Iterable[Loaded[Any]]) -> tuple[GraphPass, ...]:
+        """The graph passes that the modules of these plugins bring, in the order in which they run.
+
+        Where the passes leave it open, that is the order of the plugins: the runner's come first. Raises
+        ``PluginBroken`` for a hook that raises, a pass that cannot be used, and an order that cannot be kept.
+        """
+        owners = {(i := self.find(_KINDS[one.identity.kind], one.identity.name)).module: i for one in loaded}
+        offers = self.hooks.graph_passes()
+        offered: list[GraphPass] = []
+        for owner in owners.values():
+            if offer := offers.get(_registered_as(owner)):
+                offered += take_passes(offer, owner)
+        return tuple(order_passes(offered))
+
     def _make_extension(self, loaded: Loaded[ExtensionPlugin[Any]]) -> None:
         installed = self.find(Kind.EXTENSION, loaded.plugin.name)
         name = f"extension '{installed.name}' ({installed.origin})"
@@ -155,7 +173,9 @@ class PluginHost:
             return
         try:
             made = loaded.plugin.factory(loaded.options)
-        except Exception as error:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             raise PluginBroken(f"{who(installed)} is broken: making it raised {in_words(error)}") from error
         register(self._manager, made, name, installed)
         self.hooks.refresh({name: loaded.plugin.wrap_order})
@@ -164,20 +184,35 @@ class PluginHost:
         installed = self.find(kind, name)
         descriptor = self._descriptor(installed)
         check_modules(descriptor, installed)
-        valid = validate_options(descriptor, kind, options, source)
+        try:
+            valid = validate_options(descriptor, kind, options, source)
+            written = canonical_json(valid)
+        except EnginebayError:
+            raise
+        except BaseException as error:  # a stranger's model: pydantic passes on what is no ValueError
+            if is_interrupt(error):
+                raise
+            raise PluginBroken(
+                f"{who(installed)} is broken: its options model {descriptor.options.__name__} raised {in_words(error)}"
+            ) from error
         identity = PluginIdentity(
             kind=kind.noun,
             name=name,
             package=installed.package,
             version=installed.version,
-            options=canonical_json(valid),
+            options=written,
         )
         return Loaded(plugin=descriptor, options=valid, identity=identity)
 
     def _descriptor(self, installed: Installed) -> Plugin[Any]:
         module = load_module(installed)
-        register(self._manager, module, f"{module.__name__} ({installed.origin})", installed)
+        register(self._manager, module, _registered_as(installed), installed)
         self.hooks.refresh()
         descriptor = take_descriptor(self._manager, module, installed)
         check_api(descriptor, installed, self._api)
         return descriptor
+
+
+def _registered_as(installed: Installed) -> str:
+    """The name under which the hooks of a plugin's module are registered."""
+    return f"{installed.module} ({installed.origin})"

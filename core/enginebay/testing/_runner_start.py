@@ -47,7 +47,8 @@ def start_runner(
     ``num_blocks``: of each KV group; they share as many blocks as they have together. ``place``, ``world`` and
     ``groups`` make it one rank of several, whose groups have been joined.
     """
-    loaded = PluginHost().load_runner(name, dict(options or {}))
+    host = PluginHost()
+    loaded = host.load_runner(name, dict(options or {}))
     plugin, model = loaded.plugin, read_model_info(folder)
     context: RunnerContext[Any] = RunnerContext(
         options=loaded.options,
@@ -63,7 +64,9 @@ def start_runner(
         max_num_batched_tokens=max_num_batched_tokens,
         seed=0,
         batch_invariant=batch_invariant,
+        max_draft_tokens=plugin.capabilities.max_draft_tokens,
         groups=groups or WorkerGroups(),
+        graph_passes=host.graph_passes([loaded]),
     )
     runner = plugin.factory(context)
     try:

@@ -229,6 +229,7 @@ class WorkerStart:
                 max_draft_tokens=self._config.speculation.num_tokens,
                 groups=self._membership.groups,
                 announce=lambda seconds: self.announce(seconds),
+                graph_passes=self._host.graph_passes([loaded, *self._in_workers]),
             )
         )
 

@@ -18,6 +18,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template_child: None) -> Iterator[Installed]:
     """The fake runner as an installed plugin, and a model for it."""
     yield from install(tmp_path, monkeypatch)

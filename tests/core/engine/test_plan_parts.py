@@ -42,13 +42,6 @@ from support.plans import in_force, make_plan, refused
         ("device.ids=[0,1]", "[device] ids = [0, 1] names 2, and [parallel] asks for 1: one for each worker."),
         ("device.ids=[-1]", "[device] ids = [-1] must be different numbers from 0 on."),
         (
-            "engine.batch_invariant=true",
-            (
-                "[engine] batch_invariant is on, and runner 'v1' does not compute the same "
-                "bits whatever the batch: choose a runner with the feature batch_invariant, or turn it off."
-            ),
-        ),
-        (
             "scheduler.overlap=true",
             (
                 "[scheduler] overlap = true (--set): executor 'uni' takes one step at a time: leave it out, or set it "
@@ -76,6 +69,20 @@ def test_every_rank_schedules_needs_a_deterministic_order(parts: FakeSite) -> No
         "per rank: choose another scheduler or executor 'mp'."
     )
     assert make_plan(parts, "executor.use=external_launcher").scheduler.plugin.name == "fcfs"
+
+
+def test_a_runner_that_varies_with_the_batch_is_not_taken_where_it_must_not(parts: FakeSite) -> None:  # P8
+    assert refused(parts, "engine.batch_invariant=true", "runner.use=v1") == (
+        "[engine] batch_invariant is on, and runner 'v1' does not compute the same "
+        "bits whatever the batch: choose a runner with the feature batch_invariant, or turn it off."
+    )
+    assert refused(parts, "engine.batch_invariant=true") == (
+        "no installed runner runs the model tiny:\n"
+        "  v1: it does not compute the same bits whatever the batch, and [engine] batch_invariant is on"
+    )
+    parts.runner("steady", "features=frozenset({'batch_invariant'})", "preference=1")
+    planned = make_plan(parts, "engine.batch_invariant=true")
+    assert planned.runner.plugin.name == "steady"
 
 
 def test_an_executor_alone_offers_no_other(site: FakeSite) -> None:  # P8

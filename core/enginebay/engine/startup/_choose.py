@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from enginebay.config import EngineConfig, Resolved
-from enginebay.errors import CapabilityError, PluginBroken, PluginError, in_words, one_line
+from enginebay.errors import CapabilityError, PluginBroken, PluginError, in_words, is_interrupt, one_line, shown
 from enginebay.interfaces import Kind, RunnerPlugin
 from enginebay.messages import ModelInfo
 from enginebay.plugins import Loaded, PluginHost
@@ -56,7 +56,8 @@ def _candidates(
     for name in dict.fromkeys(i.name for i in host.installed(Kind.RUNNER)):
         try:
             plugin = host.load_runner_plugin(name)
-            reason = _supports(plugin, model) or unfit(plugin, config) or _splits(plugin, model, config)
+            reason = _supports(plugin, model) or unfit(plugin, config) or _varies(plugin, config)
+            reason = reason or _splits(plugin, model, config)
         except PluginError as error:
             reason = str(error)
         if reason is None:
@@ -78,6 +79,13 @@ def unfit(runner: RunnerPlugin[Any], config: EngineConfig) -> str | None:
     return None
 
 
+def _varies(runner: RunnerPlugin[Any], config: EngineConfig) -> str | None:
+    """Why "auto" does not take a runner for ``[engine] batch_invariant``; a named one is refused with more words."""
+    if config.engine.batch_invariant and "batch_invariant" not in runner.capabilities.features:
+        return "it does not compute the same bits whatever the batch, and [engine] batch_invariant is on"
+    return None
+
+
 def _supports(runner: RunnerPlugin[Any], model: ModelInfo) -> str | None:
     return _asked(runner, "supports", lambda: runner.supports(model))
 
@@ -94,11 +102,13 @@ def _asked(runner: RunnerPlugin[Any], name: str, question: Callable[[], Any]) ->
     """The answer in one line, without its full stop."""
     try:
         answer = question()
-    except Exception as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         raise PluginBroken(f"runner '{runner.name}' is broken: {name}() raised {in_words(error)}") from error
     if answer is not None and not isinstance(answer, str):
         raise PluginBroken(
-            f"runner '{runner.name}' is broken: {name}() returned {one_line(repr(answer))}, "
+            f"runner '{runner.name}' is broken: {name}() returned {shown(answer)}, "
             f"and must return None for yes or the reason for no"
         )
     return None if answer is None else one_line(" ".join(answer.split())).rstrip(".") or "it gave no reason"

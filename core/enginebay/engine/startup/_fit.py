@@ -10,7 +10,7 @@ import msgspec
 from enginebay.config import EngineConfig, ParallelConfig
 from enginebay.engine.startup._choose import unfit
 from enginebay.errors import CapabilityError
-from enginebay.interfaces import ExecutorPlugin, OwnRank, RunnerPlugin, SchedulerPlugin
+from enginebay.interfaces import ExecutorPlugin, GraphPass, OwnRank, RunnerPlugin, SchedulerPlugin
 from enginebay.messages import RankPlace, WorldPlan
 
 
@@ -63,6 +63,15 @@ def check_fit(
 ) -> None:
     """Raise ``CapabilityError`` for the first thing that does not fit; ``executors`` are the installed names."""
     _refuse(_runner(config, runner) or _order(executor, scheduler, executors) or _wishes(config, runner))
+
+
+def check_passes(passes: Sequence[GraphPass], runner: RunnerPlugin[Any]) -> None:
+    """Raise ``CapabilityError`` when graph passes were asked for, and there will be no graph."""
+    if not runner.capabilities.captures_graph:
+        _refuse(
+            f"graph pass '{passes[0].name}' of {passes[0].package} has nothing to rewrite: runner '{runner.name}' "
+            "captures no graph. Choose a runner that does, or take the pass's extension out of [worker] extensions"
+        )
 
 
 def _refuse(reason: str | None) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from enginebay.config import EngineConfig, Resolved
 from enginebay.engine.startup._choose import choose_runner
-from enginebay.engine.startup._fit import check_executor, check_fit, plan_workers
+from enginebay.engine.startup._fit import check_executor, check_fit, check_passes, plan_workers
 from enginebay.engine.startup._launched import own_rank
 from enginebay.engine.startup._overlap import can_overlap, settle_overlap
 from enginebay.engine.startup._settle import InForce, Settled, settle
@@ -157,6 +157,10 @@ def _parts_in_force(
         ),
         *(InForce(f"worker extension {one.plugin.name}", _compact(one), one.origin) for one in in_workers),
     ]
+    if passes := host.graph_passes([runner, *in_workers]):
+        check_passes(passes, runner.plugin)
+        shown = ", ".join(one.name for one in passes)
+        parts.append(InForce("graph passes", shown, "in this order; enginebay graph shows what each does"))
     wrappers = host.hooks.listeners("enginebay_wrap_executor")
     if wrappers:
         parts.append(InForce("executor wrapped by", ", ".join(wrappers), "innermost first"))

@@ -1,0 +1,65 @@
+#include "kernels.h"
+#include "parallel.h"
+
+namespace enginebay {
+namespace {
+
+constexpr int64_t kWorth = 16;  // tokens below which a fork costs more than it saves
+
+// The first `dims` of x turned, the halves as pairs.
+template <class T>
+void turn(const T* x, const float* angles, int64_t dims, int64_t size, T* out) {
+  const int64_t half = dims / 2;
+  for (int64_t i = 0; i < half; i += 16) {
+    const int64_t left = half - i;
+    const v16 cos = load_upto(angles + i, left), sin = load_upto(angles + half + i, left);
+    const v16 first = load_upto(x + i, left), second = load_upto(x + half + i, left);
+    store_upto(out + i, first * cos - second * sin, left);
+    store_upto(out + half + i, second * cos + first * sin, left);
+  }
+  std::memcpy(out + dims, x + dims, (size - dims) * sizeof(T));
+}
+
+template <class T>
+T* slot(const Pages<T>& pages, int64_t block_size, int64_t slot, int64_t head) {
+  return pages.at + slot / block_size * pages.block + slot % block_size * pages.token + head * pages.head;
+}
+
+}  // namespace
+
+template <class T>
+void turn_and_write(const Attention<T>& a, const T* qkv, const int64_t* positions, const float* table, int64_t dims,
+                    T* turned) {
+  const int64_t size = a.key_size, step = (a.heads + 2 * a.kv_heads) * size;
+  parallel(a.tokens, a.tokens < kWorth ? 1 : a.threads, [&](int64_t first, int64_t end) {
+    for (int64_t t = first; t < end; ++t) {
+      const T *q = qkv + t * step, *k = q + a.heads * size, *v = k + a.kv_heads * size;
+      const float* angles = table + positions[t] * dims;
+      for (int64_t h = 0; h < a.heads; ++h) turn(q + h * size, angles, dims, size, turned + (t * a.heads + h) * size);
+      for (int64_t h = 0; h < a.kv_heads; ++h) {
+        turn(k + h * size, angles, dims, size, slot(a.keys, a.block_size, a.slots[t], h));
+        std::memcpy(slot(a.values, a.block_size, a.slots[t], h), v + h * size, size * sizeof(T));
+      }
+    }
+  });
+}
+
+template <class T>
+void write(const Attention<T>& a, const T* k, const T* v) {
+  parallel(a.tokens, a.tokens < kWorth ? 1 : a.threads, [&](int64_t first, int64_t end) {
+    for (int64_t t = first; t < end; ++t)
+      for (int64_t h = 0; h < a.kv_heads; ++h) {
+        std::memcpy(slot(a.keys, a.block_size, a.slots[t], h), k + (t * a.kv_heads + h) * a.key_size,
+                    a.key_size * sizeof(T));
+        std::memcpy(slot(a.values, a.block_size, a.slots[t], h), v + (t * a.kv_heads + h) * a.value_size,
+                    a.value_size * sizeof(T));
+      }
+  });
+}
+
+template void turn_and_write(const Attention<float>&, const float*, const int64_t*, const float*, int64_t, float*);
+template void turn_and_write(const Attention<bf16>&, const bf16*, const int64_t*, const float*, int64_t, bf16*);
+template void write(const Attention<float>&, const float*, const float*);
+template void write(const Attention<bf16>&, const bf16*, const bf16*);
+
+}  // namespace enginebay

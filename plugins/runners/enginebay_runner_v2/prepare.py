@@ -1,0 +1,34 @@
+"""A model's step, ready as data: from the cache where it was kept, else captured, rewritten by the passes, and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enginebay.interfaces import RunnerContext
+from enginebay_runner_v2.options import RunnerV2Options
+from enginebay_runner_v2.prepared import PreparedStep, key_of, read_prepared, write_prepared
+
+__all__ = ["prepare"]
+
+
+def prepare(context: RunnerContext[RunnerV2Options]) -> PreparedStep:
+    """The step of ``context.model``; neither transformers nor an export is needed where it was kept.
+
+    Raises ``ModelError`` for a model that cannot be captured, and what ``run_passes`` raises.
+    """
+    folder = Path(context.model.path)
+    key = key_of(
+        (folder / "config.json").read_bytes(),
+        context.graph_passes,
+        architecture=context.model.architecture,
+        dtype=context.dtype,
+        max_model_len=context.max_model_len,
+    )
+    kept = read_prepared(key)
+    if kept is not None and not context.options.verify_graph:
+        return kept
+    from enginebay_runner_v2.making import make
+
+    prepared = make(context)
+    write_prepared(key, prepared)
+    return prepared
