@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +24,10 @@ for _name in list(os.environ):
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# hundreds of processes are started here: where nothing is kept, each of them compiles all our modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # run folders of these tests' own: another process's are not mistaken for theirs; short, for the sockets in them
 RUN = Path(tempfile.mkdtemp(prefix="eb-"))
 os.environ["ENGINEBAY_RUN"] = str(RUN)
@@ -36,6 +41,12 @@ settings.load_profile("enginebay")
 
 GRACE = 2.0
 SHM = Path("/dev/shm")
+
+
+def pytest_collection_finish() -> None:
+    """Workers sweep garbage as they start and end: they need not look through pytest, torch and all tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _children() -> dict[object, str]:
@@ -90,6 +101,16 @@ def own_signals() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def template_child() -> Iterator[None]:
+    """All chat templates of a process share one child, which is there while one of them is: one is, and keeps it."""
+    from enginebay.text import ChatTemplate
+
+    template = ChatTemplate("{{ messages[0].content }}", "the tests")
+    yield
+    template.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""Each mutant is noticed by the simulation within 5,000 seeds; without one, the same seeds are good."""
+"""Each mutant is noticed by the simulation within 5,000 seeds, and its seed is good without it.
+
+That all seeds are good without one is what tests/simulation holds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def test_the_simulation_kills(name: str) -> None:  # R11
     print(f"{name}: killed by seed {seed}: {problem}")
     assert "TypeError" not in problem, "the mutant itself is broken"
     assert "AttributeError" not in problem, "the mutant itself is broken"
-    unmutated = run_seeds(range(seed + 1))
+    unmutated = run_seeds([seed])
     assert unmutated.bad == []
 
 

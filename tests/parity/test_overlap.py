@@ -56,6 +56,7 @@ def answers(smollm2: Path, sets: tuple[str, ...], count: int) -> tuple[list[Any]
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_200_mixed_requests_get_the_same_tokens_whatever_overlaps(smollm2: Path) -> None:
     expected, _ = answers(smollm2, WAYS["one by one"], 200)
     for name, sets in list(WAYS.items())[1:]:

@@ -75,16 +75,18 @@ class Totals(msgspec.Struct, kw_only=True):
 def quiet() -> Iterator[None]:
     """Around many runs: no logging, and garbage is swept between runs instead of during them.
 
-    What was there before is frozen meanwhile, so that a sweep looks at the runs' garbage alone.
+    What was there before is frozen meanwhile, so that a sweep looks at the runs' garbage alone; and for good where
+    whoever runs this has frozen something, since nobody can thaw a part.
     """
-    disabled, enabled = logging.root.manager.disable, gc.isenabled()
+    disabled, enabled, frozen = logging.root.manager.disable, gc.isenabled(), gc.get_freeze_count() > 0
     logging.disable(logging.CRITICAL)
     gc.disable()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         logging.disable(disabled)
         if enabled:
             gc.enable()

@@ -34,7 +34,7 @@ def parts(site: FakeSite) -> FakeSite:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template_child: None) -> Iterator[Installed]:
     """The fake runner as an installed plugin, and a model for it."""
     yield from install(tmp_path, monkeypatch)
 
