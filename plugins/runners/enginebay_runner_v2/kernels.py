@@ -1,18 +1,23 @@
-"""When the native kernels are there: found, built while the engine runs, waited for, or not wanted."""
+"""When the native kernels are there: found, built by a child while the engine runs, waited for, or not wanted."""
 
 from __future__ import annotations
 
 import logging
-import threading
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
+from enginebay.errors import one_line
 from enginebay_runner_v2.native import load, why_not
-from enginebay_runner_v2.native.build import BuildFailed, build, find
+from enginebay_runner_v2.native.build import BuildFailed, find
 
 __all__ = ["Kernels"]
 
 _LOG = logging.getLogger("enginebay.runner.v2")
-_BUILD_SECONDS = 600
+_BUILD_SECONDS = 900
 """What the deadlines are told that a build may take."""
 
 
@@ -20,50 +25,66 @@ class Kernels:
     """``compile`` is the option of that name; ``announce`` is the runner context's."""
 
     def __init__(self, compile: str, announce: Callable[[int], None]) -> None:  # noqa: A002  # the option's name
-        self._compile, self._announce = compile, announce
-        self._built = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._wanted, self._waits = compile != "off", compile == "wait"
+        self._announce = announce
+        self._built = False
+        self._builder: subprocess.Popen[str] | None = None
 
     def begin(self) -> None:
         """Find what was built before, or begin to build it. Returns at once."""
-        if self._compile == "off" or self._thread is not None or self._built.is_set():
+        if not self._wanted or self._built or self._builder is not None:
             return
         if find() is not None:
-            self._built.set()
-            return
-        if (why := why_not()) is not None:
-            _LOG.warning("%s", why)
-            return
-        self._thread = threading.Thread(target=self._build, name="enginebay-kernels", daemon=True)
-        self._thread.start()
-
-    def _build(self) -> None:
-        try:
-            build()
-        except BuildFailed as error:
-            _LOG.warning("the kernels could not be built, so steps run on torch's own operators: %s", error)
+            self._built = True
+        elif (why := why_not()) is not None:
+            self._do_without(why)
         else:
-            self._built.set()
+            how = "now" if self._waits else "gently"
+            self._builder = subprocess.Popen(
+                [sys.executable, "-P", "-m", "enginebay_runner_v2.native.child", str(os.getpid()), how],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
 
     def wait(self) -> None:
         """Where the option says so, wait for the build's end, however it ends."""
-        if self._compile == "wait" and self._thread is not None:
+        if self._waits and self._builder is not None:
             self._announce(_BUILD_SECONDS)
-            self._thread.join(_BUILD_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                self._builder.wait(_BUILD_SECONDS)
 
     def ready(self) -> bool:
         """Whether the kernels are in this process now; loads them the first time that they can be."""
-        if not self._built.is_set():
+        if self._builder is not None and self._builder.poll() is not None:
+            self._take(self._builder)
+        if not self._built:
             return False
         try:
             load()
         except BuildFailed as error:
-            self._built.clear()
-            self._compile = "off"
-            _LOG.warning("the kernels cannot be used, so steps run on torch's own operators: %s", error)
-            return False
-        return True
+            self._built = False
+            self._do_without(f"the kernels cannot be used, so steps run on torch's own operators: {error}")
+        return self._built
+
+    def _take(self, builder: subprocess.Popen[str]) -> None:
+        """It has ended."""
+        said, _ = builder.communicate()
+        self._builder, self._built = None, builder.returncode == 0
+        if not self._built:
+            why = one_line(said.strip() or f"the builder ended with {builder.returncode}", 400)
+            self._do_without(f"the kernels could not be built, so steps run on torch's own operators: {why}")
+
+    def _do_without(self, why: str) -> None:
+        self._wanted = False
+        _LOG.warning("%s", why)
 
     def leave(self) -> None:
-        """Wait for no build any more; one that is under way ends by itself, and the next start finds it."""
-        self._thread = None
+        """End a build that is under way, with the compilers that it has started."""
+        builder, self._builder = self._builder, None
+        if builder is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(builder.pid, signal.SIGKILL)
+            builder.communicate()

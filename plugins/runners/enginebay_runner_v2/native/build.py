@@ -72,7 +72,10 @@ def build() -> Path:
     at = folder()
     try:
         at.mkdir(parents=True, exist_ok=True)
-        with _locked(at / ".lock"):
+        with _locked(at / ".lock") as alone:
+            if alone:  # whoever was killed in the middle left something
+                for left in at.glob(".build-*"):
+                    shutil.rmtree(left, ignore_errors=True)
             return find() or _compile(path, at)
     except OSError as error:
         raise BuildFailed(f"cannot write to {at}: {error.strerror}; set ENGINEBAY_CACHE to another folder") from error
@@ -144,16 +147,17 @@ def _processor() -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether the lock came in time."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _SECONDS
+    deadline, alone = time.monotonic() + _SECONDS, False
     try:
-        while time.monotonic() < deadline:
+        while not alone and time.monotonic() < deadline:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                alone = True
             except BlockingIOError:
                 time.sleep(0.05)
-        yield
+        yield alone
     finally:
         os.close(descriptor)
