@@ -2,6 +2,10 @@
 
 Request i owns the tokens ``query_starts[i]`` up to ``query_starts[i + 1]`` of the step, the last ``n`` of its
 ``context_lens[i]`` tokens. A query at position p sees the keys at ``max(0, p - window + 1)`` to p (``window`` 0: all).
+
+Decision: keys and values of bfloat16 lie inside a block as the kernels' products read them (``by_token``), here too, so
+that an engine may go over from these functions to the kernels with a full cache. A violating change lets the layout
+depend on who writes, or on anything but dtype, sizes and strides.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["paged_attention", "rotary_attention", "rotate"]
+__all__ = ["by_token", "paged_attention", "rotary_attention", "rotate"]
 
 
 def rotate(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
@@ -64,9 +68,8 @@ def paged_attention(
 ) -> Tensor:
     """Write ``k`` and ``v`` into the caches at ``slots``, then attend."""
     block_size = key_cache.shape[1]
-    where = (slots // block_size, slots % block_size)
-    key_cache.index_put_(where, k.to(key_cache.dtype))
-    value_cache.index_put_(where, v.to(value_cache.dtype))
+    for pages, new in zip(by_token(key_cache, value_cache), (k, v), strict=True):
+        _put(pages, slots, new.to(pages.dtype))
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
     starts, lengths = query_starts.tolist(), context_lens.tolist()
     if starts[-1] != q.shape[0]:
@@ -76,10 +79,54 @@ def paged_attention(
         if first == end:
             continue
         blocks = block_tables[row, : -(-length // block_size)].long()
-        keys = key_cache.index_select(0, blocks).flatten(0, 1)[:length]
-        values = value_cache.index_select(0, blocks).flatten(0, 1)[:length]
+        keys, values = (_get(pages, blocks)[:length] for pages in by_token(key_cache, value_cache))
         out[first:end] = _attend(q[first:end], keys, values, scale, window, softcap, sinks)
     return out.flatten(1)
+
+
+def by_token(key_cache: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of caches ``[blocks, block size, kv_heads, width]`` in the order of tokens, heads and dimensions.
+
+    Where blocks are packed, block size and width are two dimensions or three: keys ``[blocks, groups, 16, kv_heads,
+    width / 2, 2]``, values ``[blocks, units, pairs, 2, kv_heads, width / 16, 16]``. In memory a block is
+
+        keys    [kv_heads][groups][width / 2][16 tokens][2 dimensions]
+        values  [kv_heads][units][width / 16][pairs][16 dimensions][2 tokens]
+
+    with 16 pairs to a unit where 32 divides the block size, else 8. Other blocks lie as their shape says.
+    """
+    if not _packed(key_cache, value_cache):
+        return key_cache, value_cache
+    blocks, size, heads, width = key_cache.shape
+    keys = key_cache.flatten(1).view(blocks, heads, size // 16, width // 2, 16, 2)
+    pairs, width = 16 if size % 32 == 0 else 8, value_cache.shape[3]
+    values = value_cache.flatten(1).view(blocks, heads, size // (2 * pairs), width // 16, pairs, 16, 2)
+    return keys.permute(0, 2, 4, 1, 3, 5), values.permute(0, 2, 4, 6, 1, 3, 5)
+
+
+def _packed(key_cache: Tensor, value_cache: Tensor) -> bool:
+    whole = all(
+        cache.stride()[1:] == (cache.shape[2] * cache.shape[3], cache.shape[3], 1) for cache in (key_cache, value_cache)
+    )
+    fits = key_cache.shape[1] % 16 == 0 and key_cache.shape[3] % 32 == 0 and value_cache.shape[3] % 16 == 0
+    return whole and fits and key_cache.dtype == torch.bfloat16
+
+
+def _put(pages: Tensor, slots: Tensor, new: Tensor) -> None:
+    """Write ``new`` [T, kv_heads, width] at ``slots`` of a view that ``by_token`` made."""
+    inside = pages.shape[1 : pages.ndim - {4: 2, 6: 3, 7: 3}[pages.ndim]]
+    where: list[Tensor] = []
+    for extent in reversed(inside):
+        where.insert(0, slots % extent)
+        slots = slots // extent
+    pages.index_put_((slots, *where), new.view(new.shape[0], *pages.shape[1 + len(inside) :]))
+
+
+def _get(pages: Tensor, blocks: Tensor) -> Tensor:
+    """Those blocks' tokens [n, kv_heads, width], out of a view that ``by_token`` made."""
+    chosen = pages.index_select(0, blocks)
+    heads = chosen.ndim - {4: 2, 6: 3, 7: 3}[chosen.ndim]
+    return chosen.flatten(heads + 1).flatten(0, heads - 1)
 
 
 def _attend(

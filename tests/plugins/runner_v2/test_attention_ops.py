@@ -59,7 +59,7 @@ class Fixed:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("window", "block"), [(0, 16), (100, 16), (0, 3)])
+@pytest.mark.parametrize(("window", "block"), [(0, 16), (100, 16), (0, 3), (0, 32), (100, 48)])
 def test_cut_prompts_batches_and_threads_change_no_bit(kind: int, dtype: torch.dtype, window: int, block: int) -> None:
     torch.manual_seed(0)
     lengths = [700, 130, 61]
@@ -101,6 +101,55 @@ def test_what_is_not_a_number_stays_in_its_request(kind: int) -> None:
         assert spoilt[3].isnan().all()
         others = [token for token in range(9) if token != 3]
         assert torch.equal(spoilt[others], clean[others])
+
+
+@pytest.mark.parametrize("block", [16, 32, 48, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_behind_the_last_token_changes_nothing(kind: int, block: int) -> None:
+    for dtype in DTYPES:
+        torch.manual_seed(2)
+        lengths = [33, 70, 5, 300]
+        case = make(block, 2, 3, 64, 48, lengths, [1, 20, 5, 44], dtype, Fixed(0, 0.0, None))
+        stale = case.args()
+        for row, length in enumerate(lengths):
+            for pages in attention_reference.by_token(stale[3], stale[4]):
+                last, inside = int(case.block_tables[row, (length - 1) // block]), pages.shape[1:]
+                for at in range((length - 1) % block + 1, block):
+                    where = (at,)
+                    if len(inside) > 3:  # packed: a group's tokens, or pairs of them, are dimensions of their own
+                        where = (at // 16, at % 16)
+                    if len(inside) > 5:
+                        where = (at // (2 * inside[1]), at // 2 % inside[1], at % 2)
+                    pages[(last, *where)] = float("nan")
+        with product_kind(kind):
+            assert torch.equal(ops.paged_attention(*stale), ops.paged_attention(*case.args()))
+
+
+@pytest.mark.parametrize(
+    ("block", "sizes"), [(16, (64, 48)), (32, (32, 64)), (48, (64, 64)), (8, (64, 64)), (16, (80, 64))]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_references_and_kernels_go_on_with_each_others_cache(
+    dtype: torch.dtype, block: int, sizes: tuple[int, int]
+) -> None:
+    torch.manual_seed(3)
+    length, half = 150, 70
+    case = make(block, 2, 3, *sizes, [length], [length], dtype, Fixed(0, 0.0, None))
+
+    def piece(operator: Any, args: list[Any], begin: int, end: int) -> torch.Tensor:
+        part = slice(begin, end)
+        starts, ends = (torch.tensor(x, dtype=torch.int32) for x in ([0, end - begin], [end]))
+        return operator(
+            case.q[part], case.k[part], case.v[part], *args[3:5], case.slots[part], case.block_tables, starts, ends,
+            *args[9:],
+        )  # fmt: skip
+
+    expected = attention_reference.paged_attention(*case.args())
+    native, reference = ops.paged_attention, attention_reference.paged_attention
+    for first, second in ((reference, native), (native, reference)):
+        args = case.args()
+        got = torch.cat((piece(first, args, 0, half), piece(second, args, half, length)))
+        torch.testing.assert_close(got, expected, **tolerance(dtype))
 
 
 def spoilt(name: str, change: Any) -> Any:

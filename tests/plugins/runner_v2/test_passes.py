@@ -160,3 +160,9 @@ def test_a_llama_is_eight_calls_a_layer() -> None:
         "enginebay.gated": 2,
         "enginebay.select_rows": 2,
     }
+
+
+def test_logits_alone_stay_in_float32() -> None:
+    graph = tiny_step("llama", "linear").captured.graph_module.graph
+    products = [node for node in graph.nodes if node.target is OURS.linear.default]
+    assert [node.kwargs for node in products] == [{}] * 8 + [{"float_out": True}]

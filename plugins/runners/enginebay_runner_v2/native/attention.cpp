@@ -1,13 +1,16 @@
-// Attention over paged keys and values: online softmax over chunks of 64 tokens, and segments of 256 that are merged.
+// Attention over paged keys and values: softmax over segments of 256 tokens, which are merged in order.
 //
-// Chunks and segments begin at fixed positions of the request, so a query's result depends neither on the queries
-// beside it, nor on how its prompt was cut, nor on the number of threads. A violating change begins them at the
-// window's edge, or cuts a context into as many segments as there are threads.
+// Segments begin at fixed positions of the request, so a query's result depends neither on the queries beside it, nor
+// on how its prompt was cut, nor on the number of threads. A violating change begins them at the window's edge, or cuts
+// a context into as many segments as there are threads.
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <vector>
 
+#include "attention_layout.h"
+#include "attention_products.h"
+#include "attention_softmax.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "transpose.h"
@@ -16,12 +19,19 @@ namespace enginebay {
 namespace {
 
 constexpr int64_t kSegment = 256;
-constexpr int64_t kTileRows = 96;  // queries times heads of a group that share packed keys and values
-constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int64_t kTileRows = 192;  // queries times heads of a group that share keys and values
+constexpr int64_t kRowScores = kSegment + 32;  // from row to row: rows a power of two apart crowd the nearest cache
+constexpr int64_t kNear = 4;
+constexpr int64_t kRows = 32;       // of these, as many as packed blocks are multiplied with at a time
 
 // Queries [first, end) of a request, at positions from `position` on, with `heads` key heads from `head` on.
 struct Tile {
   int64_t request, first, end, position, head, heads, segments_from, segments_end;
+};
+
+// `seen` tokens from `from` on of a request's key head; 0: none.
+struct Stretch {
+  int64_t request, head, from, seen;
 };
 
 // Of each row: its largest score, the sums of its weights [16, to be added up at the end], the weighted values [width].
@@ -31,15 +41,20 @@ struct Part {
   float* values;
 };
 
+// Blocks of float are never packed.
+inline void packed_scores(const float*, int64_t, const KeyParts&, float*, int64_t) {}
+inline void packed_values(const float*, int64_t, int64_t, const ValueParts&, float*) {}
+
 template <class T>
 struct Plan {
   const Attention<T>& a;
   const T* q;
-  int64_t group, deep, wide;  // queries of a key head; key size and value size as panels take them
+  bool direct;                // blocks are packed
+  int64_t group, deep, wide;  // queries of a key head; key size and value size as the products take them
 
   Plan(const Attention<T>& a, const T* q)
-      : a(a), q(q), group(a.heads / a.kv_heads), deep(padded<T>(a.key_size)),
-        wide((a.value_size + kBlock - 1) / kBlock * kBlock) {}
+      : a(a), q(q), direct(packed(a)), group(a.heads / a.kv_heads), deep(padded<T>(a.key_size)),
+        wide(direct ? a.value_size : (a.value_size + kBlock - 1) / kBlock * kBlock) {}
   int64_t head_rows(const Tile& t) const { return (t.end - t.first) * group; }  // those of a head lie together
   int64_t rows(const Tile& t) const { return head_rows(t) * t.heads; }
   int64_t part_floats(int64_t rows) const { return rows * (wide + 16) + (rows + 15) / 16 * 16; }
@@ -49,8 +64,13 @@ struct Plan {
   }
   std::vector<Tile> tiles() const;
   void gather(const Tile& t, T* queries) const;
-  void segment(const Tile& t, int64_t number, const T* queries, Part into, char* scratch) const;
-  void chunk(const Tile& t, int64_t head, int64_t from, int64_t until, const T* queries, Part into, char* scratch) const;
+  int64_t scratch_bytes(int64_t rows) const;
+  void nothing(int64_t count, Part into) const;
+  Stretch stretch(const Tile& t, int64_t head, int64_t number) const;
+  void segment(const Tile& t, int64_t number, const T* queries, Part into, char* scratch, const Tile* after) const;
+  void read_packed(const Tile& t, const Stretch& now, const T* queries, Part into, char* scratch,
+                   const Stretch& next) const;
+  void read_plain(const Tile& t, const Stretch& now, const T* queries, Part into, char* scratch) const;
   void finish(const Tile& t, Part part, T* out) const;
 };
 
@@ -65,8 +85,8 @@ std::vector<Tile> Plan<T>::tiles() const {
       const int64_t position = a.context_lens[r] - (until - first);
       const int64_t seen = a.window && position >= a.window ? position - a.window + 1 : 0;
       // Many requests, each with few queries: all heads of one together, as their keys and values lie together.
-      const bool together = a.requests >= 4 * a.threads && (end - first) * a.heads <= kTileRows;
-      const int64_t heads = together ? a.kv_heads : 1;
+      const bool all_heads = a.requests >= 4 * a.threads && (end - first) * a.heads <= kTileRows;
+      const int64_t heads = all_heads ? a.kv_heads : 1;
       for (int64_t head = 0; head < a.kv_heads; head += heads)
         found.push_back({r, first, end, position, head, heads, seen / kSegment,
                          (position + (end - first) + kSegment - 1) / kSegment});
@@ -85,39 +105,8 @@ void Plan<T>::gather(const Tile& t, T* queries) const {
       }
 }
 
-const v16 kLanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 // What sums under the peak `old` are worth under the peak `now`.
-v16 worth(v16 old, v16 now) { return choose(old == now, splat(1.0f), exp(old - now)); }
 float worth(float old, float now) { return old == now ? 1.0f : exp(splat(old - now))[0]; }
-
-// Scores [16 n] of one row scaled, capped and masked in place: tokens [low, high) of the chunk are seen. The largest.
-float prepare(float* scores, int64_t n, int64_t low, int64_t high, float scale, float softcap) {
-  v16 best = splat(kNone);
-  for (int64_t i = 0; i < n; ++i) {
-    v16 s = load(scores + i * 16) * scale;
-    if (softcap != 0.0f) s = tanh(s / softcap) * softcap;
-    if (low > i * 16 || high < i * 16 + 16) {
-      const v16 at = kLanes + float(i * 16);
-      s = choose((at >= splat(float(low))) & (at < splat(float(high))), s, splat(kNone));
-    }
-    store(scores + i * 16, s);
-    best = choose((s > best) | (s != s), s, best);
-  }
-  return largest(best);
-}
-
-// Begin to read `width` elements from `head` on of the tokens [from, until): in the order in which they lie.
-template <class T>
-void fetch(const Pages<T>& pages, const int32_t* table, int64_t block_size, int64_t head, int64_t width, int64_t from,
-           int64_t until) {
-  int64_t block = from / block_size, token = from % block_size;
-  for (; from < until; ++block, token = 0) {
-    const T* row = pages.at + table[block] * pages.block + token * pages.token + head * pages.head;
-    for (; token < block_size && from < until; ++token, ++from, row += pages.token)
-      for (int64_t i = 0; i < width; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + i, 0, 2);
-  }
-}
 
 // Where the tokens [from, from + seen) of a request lie, and zeros for the rest of the chunk.
 template <class T>
@@ -132,76 +121,162 @@ void find_rows(const Pages<T>& pages, const int32_t* table, int64_t block_size, 
   for (int64_t i = seen; i < kChunk; ++i) rows[i] = zeros;
 }
 
+// Where the groups of 16 tokens of a stretch lie, in packed keys or values of `size`; how many they are.
 template <class T>
-void Plan<T>::segment(const Tile& t, int64_t number, const T* queries, Part into, char* scratch) const {
-  const int64_t count = rows(t), each = head_rows(t), last = t.position + (t.end - t.first);
-  std::fill(into.peak, into.peak + count, kNone);
-  std::fill(into.total, into.total + count * (16 + wide), 0.0f);  // and the values, which follow
-  const int64_t until = (number + 1) * kSegment < last ? (number + 1) * kSegment : last;
-  for (int64_t from = number * kSegment; from < until; from += kChunk) {
-    if (a.window && from + kChunk <= t.position - a.window + 1) continue;
-    for (int64_t h = 0; h < t.heads; ++h)
-      chunk(t, t.head + h, from, until, queries + h * each * deep,
-            {into.peak + h * each, into.total + h * each * 16, into.values + h * each * wide}, scratch);
+int64_t find_groups(const Attention<T>& a, const Pages<T>& pages, int64_t size, const Stretch& s, const T** groups) {
+  const int32_t* table = a.tables + s.request * a.columns;
+  int64_t block = s.from / a.block_size, at = s.from % a.block_size, count = 0;
+  for (; count * kLanes < s.seen; ++block, at = 0) {
+    const T* const begin = pages.at + table[block] * pages.block + s.head * a.block_size * size;
+    for (; at < a.block_size && count * kLanes < s.seen; at += kLanes) groups[count++] = begin + at * size;
+  }
+  return count;
+}
+
+inline const bf16* const* cast(const bf16* const* parts) { return parts; }
+inline const bf16* const* cast(const float* const*) { return nullptr; }
+
+// The packed values of a unit of tokens, of which the first `seen` are: zeros for the others.
+template <class T>
+void copy_unit(const T* values, int64_t unit, int64_t size, int64_t seen, T* to) {
+  constexpr int64_t line = 2 * kLanes;  // a pair of tokens in a slice
+  const int64_t piece = unit * kLanes, whole = (seen + 1) / 2 * line;
+  for (int64_t i = 0; i < size; i += kLanes, to += piece, values += piece) {
+    std::memcpy(to, values, whole * sizeof(T));
+    std::memset(to + whole, 0, (piece - whole) * sizeof(T));
+    if (seen % 2)
+      for (int64_t lane = 0; lane < kLanes; ++lane) to[whole - line + 1 + 2 * lane] = T{};
   }
 }
 
 template <class T>
-void Plan<T>::chunk(const Tile& t, int64_t head, int64_t from, int64_t until, const T* queries, Part into,
-                    char* scratch) const {
-  const int64_t count = head_rows(t), aligned = (count + 15) / 16 * 16;
-  float* scores = reinterpret_cast<float*>(scratch);
-  float* tops = scores + count * kChunk;
-  float* shares = tops + aligned;
-  T* weights = reinterpret_cast<T*>(shares + aligned);
-  T* zeros = weights + count * kChunk;
-  T* keys = zeros + std::max(deep, wide);
-  T* values = keys + kChunk * deep;
-  std::memset(zeros, 0, std::max(deep, wide) * sizeof(T));
-  const int32_t* table = a.tables + t.request * a.columns;
-  const int64_t seen = until - from < kChunk ? until - from : kChunk, blocks = (seen + kBlock - 1) / kBlock;
-  const int64_t ldc = blocks * kBlock;
-  const T *key_rows[kChunk], *value_rows[kChunk];
-  find_rows(a.keys, table, a.block_size, head, from, seen, zeros, key_rows);
-  find_rows(a.values, table, a.block_size, head, from, seen, zeros, value_rows);
-  // Each head brings its part of the next chunk's tokens, for all heads of the tile: they lie together.
-  const int64_t next = from + kChunk, turn = head - t.head;
-  const int64_t ahead = std::min(until, next + turn * kChunk / t.heads);
-  const int64_t behind = std::min(until, next + (turn + 1) * kChunk / t.heads);
-  fetch(a.keys, table, a.block_size, t.head, t.heads * a.key_size, ahead, behind);
-  pack_keys(key_rows, seen, a.key_size, keys);
-  panel(queries, deep, count, keys, kBlock * deep, blocks, a.key_size, scores, ldc, false, false);
-  fetch(a.values, table, a.block_size, t.head, t.heads * a.value_size, ahead, behind);
-  pack_values(value_rows, seen, a.value_size, values);
-  for (int64_t r = 0; r < count; ++r) {
-    const int64_t position = t.position + r / group;
-    const int64_t low = a.window ? position - a.window + 1 - from : 0, high = position + 1 - from;
-    const float top = prepare(scores + r * ldc, blocks * 2, low, high, a.scale, a.softcap);
-    tops[r] = top > into.peak[r] || top != top ? top : into.peak[r];
+int64_t Plan<T>::scratch_bytes(int64_t rows) const {
+  if (direct) return kRows * kRowScores * (4 + int64_t(sizeof(T))) + kUnit * wide * int64_t(sizeof(T));
+  return rows * kRowScores * (4 + int64_t(sizeof(T))) +
+         (std::max(deep, wide) + kChunk * (deep + wide)) * int64_t(sizeof(T));
+}
+
+template <class T>
+void Plan<T>::nothing(int64_t count, Part into) const {
+  std::fill(into.peak, into.peak + count, kNone);
+  std::fill(into.total, into.total + count * 16, 0.0f);
+  std::fill(into.values, into.values + count * wide, 0.0f);
+}
+
+template <class T>
+Stretch Plan<T>::stretch(const Tile& t, int64_t head, int64_t number) const {
+  const int64_t from = number * kSegment;
+  return {t.request, head, from, std::min(t.position + (t.end - t.first) - from, kSegment)};
+}
+
+template <class T>
+void Plan<T>::segment(const Tile& t, int64_t number, const T* queries, Part into, char* scratch,
+                      const Tile* after) const {
+  const int64_t each = head_rows(t);
+  for (int64_t h = 0; h < t.heads; ++h) {
+    const Part part{into.peak + h * each, into.total + h * each * 16, into.values + h * each * wide};
+    const T* const own = queries + h * each * deep;
+    const Stretch now = stretch(t, t.head + h, number);
+    Stretch next{};
+    if (h + 1 < t.heads)
+      next = stretch(t, t.head + h + 1, number);
+    else if (number + 1 < t.segments_end)
+      next = stretch(t, t.head, number + 1);
+    else if (after)
+      next = stretch(*after, after->head, after->segments_from);
+    direct ? read_packed(t, now, own, part, scratch, next) : read_plain(t, now, own, part, scratch);
   }
-  for (int64_t r = 0; r < count; r += 16)
-    store(shares + r, worth(load_upto(into.peak + r, count - r), load_upto(tops + r, count - r)));
-  for (int64_t r = 0; r < count; ++r) {
-    v16 total = load(into.total + r * 16) * shares[r];
-    const v16 top = splat(tops[r] == kNone ? 0.0f : tops[r]);  // where nothing is seen, every weight is e^-inf
-    for (int64_t i = 0; i < blocks * 2; ++i) {
-      const v16 w = exp(load(scores + r * ldc + i * 16) - top);
-      total += w;
-      store(weights + r * kChunk + i * 16, w);
+}
+
+template <class T>
+void Plan<T>::read_packed(const Tile& t, const Stretch& now, const T* queries, Part into, char* scratch,
+                          const Stretch& next) const {
+  constexpr int64_t most = kSegment / kLanes;
+  float* const scores = reinterpret_cast<float*>(scratch);
+  T* const weights = reinterpret_cast<T*>(scores + kRows * kRowScores);
+  T* const copies = weights + kRows * kRowScores;
+  const int64_t from = now.from, seen = now.seen, count = head_rows(t);
+  const T* lines[3 * most];  // where groups of keys, of values and of the next keys lie, in the order of reading
+  const int64_t groups = find_groups(a, a.keys, a.key_size, now, lines);
+  find_groups(a, a.values, a.value_size, now, lines + groups);
+  Ahead values_ahead, keys_ahead;
+  if (count < kRows) {  // reading takes longer than the products
+    const int64_t all = 2 * groups + find_groups(a, a.keys, a.key_size, next, lines + 2 * groups);
+    const int64_t slices = a.value_size / kLanes;
+    values_ahead = {cast(lines + kNear), all - kNear, 16};
+    keys_ahead = {cast(lines + groups + kNear), all - groups - kNear, (a.key_size / 2 + slices - 1) / slices};
+  }
+  const int64_t unit = together(a);
+  const T* units[most];
+  for (int64_t u = 0; u * unit < seen; ++u) units[u] = lines[groups + u * (unit / kLanes)];
+  if (seen % unit) {  // what lies behind the last token is not a number, perhaps
+    copy_unit(units[seen / unit], unit, wide, seen % unit, copies);
+    units[seen / unit] = copies;
+  }
+  for (int64_t r = 0; r < count; r += kRows) {
+    const int64_t rows = std::min(count - r, kRows), position = t.position + r / group;
+    const int64_t last = t.position + (r + rows - 1) / group;
+    // Tokens [begin, end) are seen by some of the rows.
+    const int64_t begin = a.window ? std::max<int64_t>(position - a.window + 1 - from, 0) / kUnit * kUnit : 0;
+    const int64_t end = std::min(last + 1 - from, seen);
+    const Part part{into.peak + r, into.total + r * 16, into.values + r * wide};
+    if (begin >= end) {
+      nothing(rows, part);
+      continue;
     }
-    store(into.total + r * 16, total);
-    into.peak[r] = tops[r];
-    if (shares[r] != 1.0f)
-      for (int64_t i = r * wide; i < (r + 1) * wide; i += 16) store(into.values + i, load(into.values + i) * shares[r]);
+    const int64_t scored = (end - begin + kLanes - 1) / kLanes, steps = (end - begin + unit - 1) / unit;
+    packed_scores(queries + r * deep, rows, {cast(lines + begin / kLanes), scored, a.key_size / 32, values_ahead},
+                  scores, kRowScores);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t high = t.position + (r + i) / group + 1 - from - begin;
+      softmax(scores + i * kRowScores, (scored + 1) / 2 * 2, a.window ? high - a.window : 0, high, a.scale, a.softcap,
+              part.peak + i, part.total + i * 16, weights + i * kRowScores);
+    }
+    packed_values(weights, kRowScores, rows, {cast(units + begin / unit), wide / kLanes, steps, unit / 2, keys_ahead},
+                  part.values);
   }
-  panel(weights, kChunk, count, values, kChunk * kBlock, wide / kBlock, ldc, into.values, wide, true, false);
+}
+
+template <class T>
+void Plan<T>::read_plain(const Tile& t, const Stretch& now, const T* queries, Part into, char* scratch) const {
+  const int64_t count = head_rows(t), from = now.from, seen = now.seen;
+  float* const scores = reinterpret_cast<float*>(scratch);
+  T* const weights = reinterpret_cast<T*>(scores + count * kRowScores);
+  T* const zeros = weights + count * kRowScores;
+  T* const keys = zeros + std::max(deep, wide);
+  T* const values = keys + kChunk * deep;
+  std::memset(zeros, 0, std::max(deep, wide) * sizeof(T));
+  const int32_t* const table = a.tables + t.request * a.columns;
+  const int64_t first = a.window ? std::max<int64_t>(t.position - a.window + 1 - from, 0) / kChunk * kChunk : 0;
+  if (first >= seen) return nothing(count, into);
+  const T* rows[kChunk];
+  for (int64_t at = first; at < seen; at += kChunk) {
+    const int64_t here = std::min<int64_t>(seen - at, kChunk);
+    find_rows(a.keys, table, a.block_size, now.head, from + at, here, zeros, rows);
+    pack_keys(rows, here, a.key_size, keys);
+    panel(queries, deep, count, keys, kBlock * deep, (here + kBlock - 1) / kBlock, a.key_size, scores + at, kRowScores,
+          false, false);
+  }
+  const int64_t groups = (seen - first + kBlock - 1) / kBlock * 2;
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t high = t.position + r / group + 1 - from - first;
+    softmax(scores + r * kRowScores + first, groups, a.window ? high - a.window : 0, high, a.scale, a.softcap,
+            into.peak + r, into.total + r * 16, weights + r * kRowScores + first);
+  }
+  for (int64_t at = first; at < seen; at += kChunk) {
+    const int64_t here = std::min<int64_t>(seen - at, kChunk);
+    find_rows(a.values, table, a.block_size, now.head, from + at, here, zeros, rows);
+    pack_values(rows, here, a.value_size, values);
+    panel(weights + at, kRowScores, count, values, kChunk * kBlock, wide / kBlock,
+          (here + kBlock - 1) / kBlock * kBlock, into.values, wide, at > first, false);
+  }
 }
 
 // `into` becomes both together.
 template <class T>
 void merge(const Plan<T>& plan, int64_t rows, Part into, Part more) {
   for (int64_t r = 0; r < rows; ++r) {
-    const float top = into.peak[r] > more.peak[r] || into.peak[r] != into.peak[r] ? into.peak[r] : more.peak[r];
+    const float top = std::max(into.peak[r], more.peak[r]);
     const float old = worth(into.peak[r], top), fresh = worth(more.peak[r], top);
     into.peak[r] = top;
     store(into.total + r * 16, load(into.total + r * 16) * old + load(more.total + r * 16) * fresh);
@@ -212,19 +287,23 @@ void merge(const Plan<T>& plan, int64_t rows, Part into, Part more) {
 
 template <class T>
 void Plan<T>::finish(const Tile& t, Part part, T* out) const {
-  for (int64_t r = 0; r < rows(t); ++r) {
-    const int64_t each = head_rows(t), head = (t.head + r / each) * group + r % group;
-    float share = 1.0f, total = sum(load(part.total + r * 16));
-    if (a.sinks) {
-      const float top = part.peak[r] > a.sinks[head] || part.peak[r] != part.peak[r] ? part.peak[r] : a.sinks[head];
-      share = worth(part.peak[r], top);
-      total = total * share + worth(a.sinks[head], top);
-    }
-    T* to = out + ((t.first + r % each / group) * a.heads + head) * a.value_size;
-    const v16 inverse = splat(share / total);
-    for (int64_t i = 0; i < a.value_size; i += 16)
-      store_upto(to + i, load(part.values + r * wide + i) * inverse, a.value_size - i);
-  }
+  int64_t r = 0;
+  for (int64_t key_head = t.head; key_head < t.head + t.heads; ++key_head)
+    for (int64_t token = t.first; token < t.end; ++token)
+      for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head, ++r) {
+        float share = 1.0f, total = sum_lanes(load(part.total + r * 16));
+        if (a.sinks) {
+          const float top = std::max(part.peak[r], a.sinks[head]);
+          share = worth(part.peak[r], top);
+          total = total * share + worth(a.sinks[head], top);
+        }
+        T* const to = out + (token * a.heads + head) * a.value_size;
+        const float* const values = part.values + r * wide;
+        const v16 inverse = splat(share / total);
+        int64_t i = 0;
+        for (; i + 16 <= a.value_size; i += 16) store(to + i, load(values + i) * inverse);
+        if (i < a.value_size) store_some(to + i, load(values + i) * inverse, int(a.value_size - i));
+      }
 }
 
 char* mine(int64_t bytes) {  // this thread's scratch memory, which only grows
@@ -246,8 +325,7 @@ void attend(const Attention<T>& a, const T* q, T* out) {
     rows = std::max(rows, plan.rows(t));
   }
   const int64_t part = plan.part_floats(rows), query = rows * plan.deep;
-  const int64_t inner = rows * kChunk * 8 + (rows + 16) * 8 + (kChunk + 1) * (plan.deep + plan.wide) * int64_t(sizeof(T));
-  const int64_t bytes = part * 8 + (query * int64_t(sizeof(T)) + 63) / 64 * 64 + inner;
+  const int64_t bytes = part * 8 + (query * int64_t(sizeof(T)) + 63) / 64 * 64 + plan.scratch_bytes(rows);
   const bool split = int64_t(tiles.size()) < 2 * a.threads && longest > 1;
   std::unique_ptr<float[]> parts(split ? new float[tiles.size() * longest * part] : nullptr);
   const auto whole = [&](int64_t number) {
@@ -258,8 +336,9 @@ void attend(const Attention<T>& a, const T* q, T* out) {
     char* scratch = memory + part * 8 + (query * int64_t(sizeof(T)) + 63) / 64 * 64;
     const Part first = plan.part(sums, plan.rows(t)), more = plan.part(sums + part, plan.rows(t));
     plan.gather(t, queries);
+    const Tile* const after = number + a.threads < int64_t(tiles.size()) ? &tiles[number + a.threads] : nullptr;
     for (int64_t s = t.segments_from; s < t.segments_end; ++s) {
-      plan.segment(t, s, queries, s == t.segments_from ? first : more, scratch);
+      plan.segment(t, s, queries, s == t.segments_from ? first : more, scratch, after);
       if (s != t.segments_from) merge(plan, plan.rows(t), first, more);
     }
     plan.finish(t, first, out);
@@ -272,12 +351,13 @@ void attend(const Attention<T>& a, const T* q, T* out) {
     T* queries = reinterpret_cast<T*>(memory);
     plan.gather(t, queries);
     plan.segment(t, s, queries, plan.part(parts.get() + item * part, plan.rows(t)),
-                 memory + (query * int64_t(sizeof(T)) + 63) / 64 * 64);
+                 memory + (query * int64_t(sizeof(T)) + 63) / 64 * 64, nullptr);
   };
   const int64_t items = split ? int64_t(tiles.size()) * longest : int64_t(tiles.size());
   std::atomic<int64_t> next{0};
   parallel(std::min<int64_t>(items, a.threads), a.threads, [&](int64_t, int64_t) {
     PanelScope scope;
+    ProductScope direct;
     for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) split ? piece(item) : whole(item);
   });
   if (!split) return;

@@ -1,5 +1,7 @@
-#include "kernels.h"
+#include "attention_layout.h"
 #include "parallel.h"
+
+#include <vector>
 
 namespace enginebay {
 namespace {
@@ -20,25 +22,23 @@ void turn(const T* x, const float* angles, int64_t dims, int64_t size, T* out) {
   std::memcpy(out + dims, x + dims, (size - dims) * sizeof(T));
 }
 
-template <class T>
-T* slot(const Pages<T>& pages, int64_t block_size, int64_t slot, int64_t head) {
-  return pages.at + slot / block_size * pages.block + slot % block_size * pages.token + head * pages.head;
-}
-
 }  // namespace
 
 template <class T>
 void turn_and_write(const Attention<T>& a, const T* qkv, const int64_t* positions, const float* table, int64_t dims,
                     T* turned) {
   const int64_t size = a.key_size, step = (a.heads + 2 * a.kv_heads) * size;
+  const bool pack = packed(a);
   parallel(a.tokens, a.tokens < kWorth ? 1 : a.threads, [&](int64_t first, int64_t end) {
+    std::vector<T> key(size);
     for (int64_t t = first; t < end; ++t) {
       const T *q = qkv + t * step, *k = q + a.heads * size, *v = k + a.kv_heads * size;
       const float* angles = table + positions[t] * dims;
       for (int64_t h = 0; h < a.heads; ++h) turn(q + h * size, angles, dims, size, turned + (t * a.heads + h) * size);
       for (int64_t h = 0; h < a.kv_heads; ++h) {
-        turn(k + h * size, angles, dims, size, slot(a.keys, a.block_size, a.slots[t], h));
-        std::memcpy(slot(a.values, a.block_size, a.slots[t], h), v + h * size, size * sizeof(T));
+        turn(k + h * size, angles, dims, size, key.data());
+        put_key(a, a.slots[t], h, key.data(), pack);
+        put_value(a, a.slots[t], h, v + h * size, pack);
       }
     }
   });
@@ -46,13 +46,12 @@ void turn_and_write(const Attention<T>& a, const T* qkv, const int64_t* position
 
 template <class T>
 void write(const Attention<T>& a, const T* k, const T* v) {
+  const bool pack = packed(a);
   parallel(a.tokens, a.tokens < kWorth ? 1 : a.threads, [&](int64_t first, int64_t end) {
     for (int64_t t = first; t < end; ++t)
       for (int64_t h = 0; h < a.kv_heads; ++h) {
-        std::memcpy(slot(a.keys, a.block_size, a.slots[t], h), k + (t * a.kv_heads + h) * a.key_size,
-                    a.key_size * sizeof(T));
-        std::memcpy(slot(a.values, a.block_size, a.slots[t], h), v + (t * a.kv_heads + h) * a.value_size,
-                    a.value_size * sizeof(T));
+        put_key(a, a.slots[t], h, k + (t * a.kv_heads + h) * a.key_size, pack);
+        put_value(a, a.slots[t], h, v + (t * a.kv_heads + h) * a.value_size, pack);
       }
   });
 }
