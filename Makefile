@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check bench bench-scheduler bench-transport clean
+.PHONY: help setup model demo test check bench bench-peers bench-scheduler bench-size bench-transport clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -51,16 +51,24 @@ check: $(STAMP)  ## lint, formatting, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# less bench-peers and bench-size: they take long, want a quiet machine, and one writes into docs
 bench: model  ## measure, with the figures printed
-	@$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m bench -s --ignore=tests/benchmarks/test_peers.py --ignore=tests/benchmarks/test_size.py $(PYTEST_ARGS)
 
-# beside vLLM's queue when PEERS (the folder with rpc_vllm.py) and PEERS_HOME (what its setup.sh built) are set
+# beside vLLM's queue when PEERS_HOME (what tests/benchmarks/peers/setup.sh built) is set
 bench-transport: $(STAMP)  ## measure a call to worker processes and its answer
 	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_transport.py $(PYTEST_ARGS)
 
-# beside vLLM's scheduler when PEERS (the folder with sched_vllm.py) and PEERS_HOME (what its setup.sh built) are set
+# beside vLLM's scheduler when PEERS_HOME (what tests/benchmarks/peers/setup.sh built) is set
 bench-scheduler: model  ## measure a step, a request and a waiting line, and what overlap leaves idle
 	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_scheduler.py $(PYTEST_ARGS)
+
+# beside the peers in PEERS_HOME (what tests/benchmarks/peers/setup.sh built); options: BENCH_WORKLOADS, BENCH_PEERS, BENCH_PAIRS
+bench-peers: model  ## measure the engine on a real model, beside other engines when PEERS_HOME is set
+	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_peers.py $(PYTEST_ARGS)
+
+bench-size: model  ## measure decoding against batch and context; writes docs/runner-v2-size.md and its plot
+	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_size.py $(PYTEST_ARGS)
 
 clean:  ## remove what was built here; imported models stay in the user's cache
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """What a step, a request and a waiting line cost, and how long a device idles: ``make bench-scheduler``.
 
-PEERS names the folder with ``sched_vllm.py``, PEERS_HOME what its ``setup.sh`` built: vLLM's scheduler then runs in
-turn with ours, in the same run; without them ours runs alone.
+PEERS_HOME names what ``peers/setup.sh`` built: vLLM's scheduler then runs in turn with ours, in the same run; without
+it ours runs alone.
 
 What vLLM's figure holds is schedule and update: stop checks, statistics and one output per request, grouped by client.
 Ours is the core's whole step (``scheduler_step.py`` says what is in it), which holds the same and the ledger's commit,
@@ -40,10 +40,10 @@ def _ours(script: str, *arguments: object) -> dict[str, float]:
 
 
 def _peer() -> list[str] | None:
-    if "PEERS" not in os.environ or "PEERS_HOME" not in os.environ:
-        print("\nours alone; beside vLLM's: PEERS=<folder of sched_vllm.py> PEERS_HOME=<what setup.sh built>")
+    if "PEERS_HOME" not in os.environ:
+        print("\nours alone; beside vLLM's: PEERS_HOME=<what tests/benchmarks/peers/setup.sh built>")
         return None
-    return [f"{os.environ['PEERS_HOME']}/vllm/bin/python", f"{os.environ['PEERS']}/sched_vllm.py"]
+    return [f"{os.environ['PEERS_HOME']}/vllm/bin/python", str(HERE / "peers" / "sched_vllm.py")]
 
 
 def _tell(figure: str, ours: float, unit: str, peer: float | None = None) -> None:

@@ -1,6 +1,6 @@
 """The shared rings against vLLM's MessageQueue, in turn in one run: ``make bench-transport``.
 
-PEERS names the folder with ``rpc_vllm.py``, PEERS_HOME what its ``setup.sh`` built; without them ours runs alone.
+PEERS_HOME names what ``peers/setup.sh`` built; without it ours runs alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def _run(argv: list[str]) -> dict[str, float]:
 
 
 def _peer() -> list[str] | None:
-    if "PEERS" not in os.environ or "PEERS_HOME" not in os.environ:
+    if "PEERS_HOME" not in os.environ:
         return None
-    return [f"{os.environ['PEERS_HOME']}/vllm/bin/python", f"{os.environ['PEERS']}/rpc_vllm.py"]
+    return [f"{os.environ['PEERS_HOME']}/vllm/bin/python", str(OURS.parent / "peers" / "rpc_vllm.py")]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -42,7 +42,7 @@ def test_round_trip(workers: int) -> None:
         if peer is not None:
             theirs.append(_run([*peer, str(workers)]))
     if peer is None:
-        print("\nours alone; beside vLLM's: PEERS=<folder of rpc_vllm.py> PEERS_HOME=<what setup.sh built>")
+        print("\nours alone; beside vLLM's: PEERS_HOME=<what tests/benchmarks/peers/setup.sh built>")
     print()
     for name in ("small", "64KiB"):
         for figure in ("median", "p99"):
