@@ -178,16 +178,22 @@ class CoreLoop:
         self.preemptions += len(output.preempted)
         self.num_proposed += output.num_draft_tokens
         if self._rules is not None:
-            self._rules.after(output, self.runner, self.scheduler.make_stats().num_waiting - self._num_held())
+            self._rules.after(output, self.runner, self._num_others())
         if output.num_scheduled_tokens:
             self._queue.append((output, result, self.runner.written, sent))
 
-    def _num_held(self) -> int:
-        """Waiting choices that may wait for the first one's prompt: they could not start, so they keep nobody short."""
+    def _num_others(self) -> int:
+        """Requests that wait and could start, where it counts whether there are any.
+
+        Choices that may wait for the first one's prompt could not, so they keep nobody short.
+        """
+        if not self.limits.long_prefill_token_threshold:
+            return 0
         self._choices = [one for one in self._choices if one.request_id not in self.finished]
         first = {one.parent_id for one in self._choices if one.choice == 0 and not self.output[one.request_id]}
         known = self.runner.live
-        return sum(one.choice > 0 and one.parent_id in first and one.request_id not in known for one in self._choices)
+        held = sum(one.choice > 0 and one.parent_id in first and one.request_id not in known for one in self._choices)
+        return self.scheduler.make_stats().num_waiting - held
 
     def _commit(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         token_ids: dict[str, tuple[int, ...]] = {}
