@@ -2,9 +2,12 @@
 
 Usage: python scheduler_step.py RUNNING WAITING [TOKENIZER]. With the folder of a tokenizer, text is made of the tokens.
 
-A step is the core's own, whole: schedule, what the ledger notes of it, stop checks, the commit, one delta per request,
-the scheduler's update, its statistics, the report to observers, and the made-up answer of a device that takes no time.
-Not in it: the codec, the way to a worker and back, and the way of the deltas to their readers.
+A turn is the core's own, whole: schedule, what the ledger notes of it, stop checks, the commit, one delta per request,
+the scheduler's update, its statistics, the report to observers; and the call to a device that takes no time, with the
+wait for its made-up answer. Not in it: the codec, and the way of the deltas to their readers.
+
+A step is a turn without that call and that wait (``send`` and ``wait`` of the execution, the stand-in device in
+them): schedule, commit and update, which is what the reference's ``schedule()`` and ``update_from_output()`` do.
 """
 
 from __future__ import annotations
@@ -15,16 +18,44 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from enginebay.engine.commit import Detokenizer, DetokenizerFactory, no_text
+from enginebay.engine.execution import Execution
 from enginebay.text import IncrementalDetokenizer, Tokenizer
 from support.bench_engine import InstantDevice, asks, bench_engine
 
 WARM, STEPS = 30, 300
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Stopwatch:
+    """Sums up the seconds that some functions take."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, function: Callable[P, T]) -> Callable[P, T]:
+        """The function, timed."""
+
+        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            begun = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - begun
+
+        return timed
+
 
 def main(running: int, waiting: int, detokenizer: DetokenizerFactory) -> None:
+    workers = Stopwatch()
+    Execution.send = workers.around(Execution.send)  # type: ignore[method-assign]
+    Execution.wait = workers.around(Execution.wait)  # type: ignore[method-assign]
     core = bench_engine(running, InstantDevice, detokenizer=detokenizer).core
     wanted = asks(0, running + waiting)
     gc.collect()
@@ -36,11 +67,12 @@ def main(running: int, waiting: int, detokenizer: DetokenizerFactory) -> None:
     held = _resident() - before
     for _ in range(WARM):
         core.step()
-    times = []
+    times, turns = [], []
     for _ in range(STEPS):
-        begun = time.perf_counter()
+        workers.seconds, begun = 0.0, time.perf_counter()
         core.step()
-        times.append(time.perf_counter() - begun)
+        turns.append(time.perf_counter() - begun)
+        times.append(turns[-1] - workers.seconds)
     assert core.stats().scheduler.num_running == running
     times.sort()
     out = {
@@ -48,6 +80,7 @@ def main(running: int, waiting: int, detokenizer: DetokenizerFactory) -> None:
         "step_us_median": statistics.median(times) * 1e6,
         "step_us_p99": times[int(STEPS * 0.99) - 1] * 1e6,
         "step_us_max": times[-1] * 1e6,
+        "turn_us_median": statistics.median(turns) * 1e6,
         "request_bytes": held / len(wanted),
     }
     print(json.dumps({name: round(value, 1) for name, value in out.items()}))

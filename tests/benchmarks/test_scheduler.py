@@ -4,9 +4,10 @@ PEERS_HOME names what ``peers/setup.sh`` built: vLLM's scheduler then runs in tu
 it ours runs alone.
 
 What vLLM's figure holds is schedule and update: stop checks, statistics and one output per request, grouped by client.
-Ours is the core's whole step (``scheduler_step.py`` says what is in it), which holds the same and the ledger's commit,
-the observers' report and the step's marks. Neither turns tokens into text, as vLLM does that in its front end; what it
-costs us in the core is a line of its own.
+Ours is the core's turn without the call to the workers and the wait for them (``scheduler_step.py`` says what is in
+it), which holds the same and the ledger's commit, the observers' report and the step's marks; the whole turn, with a
+device that takes no time, stands below it. Neither turns tokens into text, as vLLM does that in its front end; what
+it costs us in the core is a line of its own.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ def test_step(running: int, waiting: int) -> None:
     for name, what in figures:
         other = median(run[name] for run in theirs) if theirs else None
         _tell(f"{what}, {running} running, {waiting} waiting", median(run[name] for run in ours), "us", other)
+    other = median(run["step_us_median"] for run in theirs) if theirs else None
+    turn = f"turn, call of an instant device in it, {running} running, {waiting} waiting"
+    _tell(turn, median(run["turn_us_median"] for run in ours), "us", other)
 
 
 def test_step_with_text(smollm2: Path) -> None:

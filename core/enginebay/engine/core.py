@@ -44,6 +44,7 @@ class EngineCore:
         self._scheduler = GuardedScheduler(parts.make_scheduler, name=parts.scheduler_name)
         self._seeds = parts.runtime.entropy.stream("seeds")
         self._death: Death | None = None
+        self._or_die = OrDie(self._die)  # around all that calls a stranger's code: what it raises ends the engine
         self._stopped = False
         self._num_arrived = 0
         self._workers_end = WorkersEnd(parts)
@@ -128,9 +129,9 @@ class EngineCore:
             default_timeout=self._parts.request_timeout,
         )
         self._num_arrived += len(choices)
-        with self._or_die(spare=RequestError):
+        with OrDie(self._die, spare=RequestError):
             self._scheduler.add_choices(choices if ask.params.structured is None else ())  # else they are held
-        with self._or_die():
+        with self._or_die:
             for request in choices:
                 self._requests.open(request, operation=operation, now_ns=self._clock.now_ns())
 
@@ -140,7 +141,7 @@ class EngineCore:
         Their last outputs, with ``finish_reason`` "abort", come with the next step's.
         """
         live = [row for request_id in request_ids for row in self._requests.ledger.of_client(request_id)]
-        with self._or_die():
+        with self._or_die:
             self._finish(live, FinishReason.ABORT)
 
     def has_work(self) -> bool:
@@ -149,12 +150,12 @@ class EngineCore:
             return True
         if self._parts.agreement is not None:
             return False  # who ended is told with the next requests: ranks that rest do so at times of their own
-        with self._or_die():
+        with self._or_die:
             return self._death is None and self._scheduler.has_requests()
 
     def stats(self) -> EngineStats:
         """How the engine stands now; of a dead one, how it stood last."""
-        with self._or_die():
+        with self._or_die:
             return self._figures(self._scheduler.make_stats() if self._death is None else self._scheduler.last_stats)
 
     def _figures(self, scheduler: SchedulerStats) -> EngineStats:
@@ -189,7 +190,7 @@ class EngineCore:
         try:
             self._execution.check_alive()
         except Setback as setback:
-            with self._or_die():
+            with self._or_die:
                 self._rebirth.after(setback, None)
 
     def death(self) -> EnginebayError | None:
@@ -204,7 +205,7 @@ class EngineCore:
         Raises the engine's death (``EngineDead``, ``PolicyFailed``, ``WorkerLost`` …) when it cannot go on.
         """
         self._raise_if_dead()
-        with self._or_die():
+        with self._or_die:
             if expired := self._requests.expired(self._clock.now()):
                 self._finish(expired, FinishReason.ERROR, error="deadline")
             self._requests.release(self._scheduler.add_request, self._clock.now_ns())
@@ -255,11 +256,11 @@ class EngineCore:
     def _commit(self, flight: InFlight, output: ModelRunnerOutput) -> None:
         """Make the drawn tokens exist, tell the scheduler, tell the observers. Nothing in here waits."""
         check_output(output, flight, self._parts.runner_name, max_tokens=self._parts.max_tokens_per_step)
-        accepted = self._requests.num_accepted
-        committed = self._requests.settle(flight, output, self.limits, self._clock.now_ns())
-        accepted = self._requests.num_accepted - accepted
+        requests = self._requests
+        tokens, accepted = requests.num_tokens, requests.num_accepted
+        committed = requests.settle(flight, output, self.limits, self._clock.now_ns())
         self._scheduler.update_from_output(flight.scheduled, committed)
-        self._pipeline.finish(flight, sum(map(len, committed.token_ids.values())), accepted)
+        self._pipeline.finish(flight, requests.num_tokens - tokens, requests.num_accepted - accepted)
 
     def _finish(self, rows: list[Row], finish: FinishReason, error: str | None = None) -> None:
         """End rows from outside, and tell the scheduler."""
@@ -270,16 +271,12 @@ class EngineCore:
 
     def _anew(self) -> None:
         """The KV cache's content is lost: a fresh scheduler, under the next generation."""
-        with self._or_die():
+        with self._or_die:
             self._rebirth.anew()
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
             raise self._death.error()
-
-    def _or_die(self, *, spare: type[EnginebayError] | tuple[()] = ()) -> OrDie:
-        """Around all that calls a stranger's code: what it raises is the engine's death, unless it is ``spare``."""
-        return OrDie(self._die, spare)
 
     def _die(self, error: Exception) -> EnginebayError:
         """Make ``error`` the one root cause: end every request with it, and stop the workers; returns the death."""

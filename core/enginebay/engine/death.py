@@ -52,12 +52,14 @@ class Death:
 class OrDie:
     """A guard around a stranger's code: what it raises, but for what is spared and Ctrl-C, ends the engine.
 
-    A class, since a generator's cost is felt in every step.
+    A class, since a generator's cost is felt in every step; one serves all blocks, also within each other.
     """
 
     __slots__ = ("_die", "_spare")
 
-    def __init__(self, die: Callable[[Exception], EnginebayError], spare: type[EnginebayError] | tuple[()]) -> None:
+    def __init__(
+        self, die: Callable[[Exception], EnginebayError], spare: type[EnginebayError] | tuple[()] = ()
+    ) -> None:
         self._die = die
         self._spare = spare
 

@@ -68,14 +68,14 @@ class Execution:
             replies = self._answer(flight.call, flight, "execute_model")
             flight.executed_ns = self._clock.now_ns()
             output = self._result(replies, flight.call, flight).output
-            who = f"in step {flight.step}, {self._parts.runner_name}"
             if output is not None and flight.sent.constrained:  # or it is the answer to the draw, come too early
-                early = f"{who} drew its tokens before it had their masks"
+                early = f"in step {flight.step}, {self._parts.runner_name} drew its tokens before it had their masks"
                 raise Setback(Evidence.FAILED, EngineDead(f"the engine stopped: {early}"), early)
             if output is not None:
                 flight.sampled_ns = flight.executed_ns
                 return output
             if not flight.sent.constrained:
+                who = f"in step {flight.step}, {self._parts.runner_name}"
                 raise EngineDead(f"the engine stopped: {who} did not draw its tokens")
         assert flight.sampling is not None, "the oldest step has had its masks"
         replies = self._answer(flight.sampling, flight, "sample_tokens")

@@ -161,6 +161,20 @@ class Ledger:
             self._choices.setdefault(row.parent_id, {})[row.choice] = row
         return row
 
+    def extend(self, row: Row, from_offset: int, token_ids: tuple[int, ...], text: str) -> RequestOutput:
+        """``commit`` of tokens with nothing beside them, as nearly all are: every argument and field costs."""
+        committed = row.committed
+        if row.finish is not None or from_offset != len(committed):
+            _check_gap(row, from_offset)
+        committed += token_ids
+        return RequestOutput(
+            request_id=row.parent_id or row.request_id,
+            offset=from_offset,
+            choice=row.choice,
+            token_ids=token_ids,
+            text=text,
+        )
+
     def commit(
         self,
         row: Row,
@@ -178,23 +192,11 @@ class Ledger:
         ``logprobs`` has one entry per token, or none at all; ``prompt_logprobs`` are the next ones of the prompt.
         Raises ``LedgerGap`` when ``from_offset`` is not the row's length, or the row has ended.
         """
-        committed = row.committed
-        if row.finish is not None:
-            raise LedgerGap(f"request {row.request_id!r} has ended and cannot commit {len(token_ids)} tokens")
-        if from_offset != len(committed):
-            raise LedgerGap(
-                f"request {row.request_id!r}: tokens from offset {from_offset}, but {len(committed)} are committed"
-            )
+        if finish is None and not logprobs and not prompt_logprobs:
+            return self.extend(row, from_offset, tuple(token_ids), text)
         assert not logprobs or len(logprobs) == len(token_ids), "log-probabilities of other tokens"
-        committed.extend(token_ids)
-        if finish is None and not logprobs and not prompt_logprobs:  # as nearly all are, and every field costs
-            return RequestOutput(
-                request_id=row.parent_id or row.request_id,
-                offset=from_offset,
-                choice=row.choice,
-                token_ids=tuple(token_ids),
-                text=text,
-            )
+        _check_gap(row, from_offset)
+        row.committed.extend(token_ids)
         row.prompt_logprobs_delivered += len(prompt_logprobs)
         row.stop_reason = stop_reason
         if finish is not None:
@@ -244,3 +246,13 @@ class Ledger:
             del self._choices[row.parent_id][row.choice]
             if not self._choices[row.parent_id]:
                 del self._choices[row.parent_id]
+
+
+def _check_gap(row: Row, from_offset: int) -> None:
+    """Raise ``LedgerGap`` unless tokens from that offset on may be committed."""
+    if row.finish is not None:
+        raise LedgerGap(f"request {row.request_id!r} has ended and can commit nothing more")
+    if from_offset != len(row.committed):
+        raise LedgerGap(
+            f"request {row.request_id!r}: tokens from offset {from_offset}, but {len(row.committed)} are committed"
+        )

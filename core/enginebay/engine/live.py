@@ -20,7 +20,18 @@ class Live:
     is the newest step that it was part of.
     """
 
-    __slots__ = ("_plain_below", "ahead", "computed", "ends", "last_step", "row", "text", "timeline", "verifying")
+    __slots__ = (
+        "_ending",
+        "_plain_below",
+        "ahead",
+        "computed",
+        "ends",
+        "last_step",
+        "row",
+        "text",
+        "timeline",
+        "verifying",
+    )
 
     def __init__(self, row: Row, text: TextState, timeline: Timeline, ends: Ends) -> None:
         self.row = row
@@ -31,6 +42,7 @@ class Live:
         self.computed = 0
         self.verifying = False
         self.last_step: int | None = None
+        self._ending = ends.eos | ends.stop if ends.stop else ends.eos
         self._plain_below = ends.most - 1 if _asks_for_tokens_alone(row) else 0
 
     def goes_on(self, drawn: Sequence[int], offset: int, vocab_size: int) -> bool:
@@ -40,8 +52,8 @@ class Live:
         """
         if not 0 < offset < self._plain_below or len(drawn) != 1 or self.verifying:
             return False
-        ends, token_id = self.ends, drawn[0]
-        return 0 <= token_id < vocab_size and token_id not in ends.eos and token_id not in ends.stop
+        token_id = drawn[0]
+        return 0 <= token_id < vocab_size and token_id not in self._ending
 
 
 def _asks_for_tokens_alone(row: Row) -> bool:

@@ -101,6 +101,8 @@ class Lookout:
         at the deadline. The deadline moves when this process stood still (SIGSTOP, a machine asleep): an answer may
         have come meanwhile that nobody could read; and to the end of what a worker has announced (X6).
         """
+        if future.done():
+            return self._watch.wait(self._runtime, future, deadline)
         now = self._runtime.clock.now
         begun, late, before = now(), 0.0, Look(waited=0.0, ranks=())
         until, looks = begun + self._heartbeat, True

@@ -37,6 +37,8 @@ def step_result(
     comes twice, is none of ours, or answered with something else.
     """
     results = executor.context.unwrap(replies)
+    if num_ranks == 1 == len(results) and replies.replies[0].rank == output_rank and isinstance(results[0], StepResult):
+        return results[0]
     by_rank = {reply.rank: result for reply, result in zip(replies.replies, results, strict=True)}
     if len(results) != num_ranks or len(by_rank) != num_ranks or output_rank not in by_rank:
         raise EngineDead(f"the engine stopped: {name}: the answer to step {step} {_ranks_at_fault(replies, num_ranks)}")

@@ -137,7 +137,7 @@ class Requests:
             drawn_by_id = dict(zip(output.request_ids, sampled, strict=True))
             sampled = [drawn_by_id.get(request_id, ()) for request_id in flight.rows]
         tokens_alone = not (output.faults or output.logprobs or output.prompt_logprobs)
-        vocab_size, lives, commit, outputs = limits.vocab_size, self._live, self.ledger.commit, self._outputs
+        vocab_size, lives, extend, outputs = limits.vocab_size, self._live, self.ledger.extend, self._outputs
         committed, num_plain = Committed(), 0
         tokens = committed.token_ids
         for (request_id, (row, offset)), drawn in zip(flight.rows.items(), sampled, strict=True):
@@ -146,7 +146,7 @@ class Requests:
             live = lives[request_id]
             if tokens_alone and live.goes_on(drawn, offset, vocab_size):
                 live.ahead -= 1
-                outputs.append(commit(row, offset, drawn, text=live.text.detokenizer.push(drawn)))
+                outputs.append(extend(row, offset, drawn, live.text.detokenizer.push(drawn)))
                 tokens[request_id] = drawn
                 num_plain += 1
             else:

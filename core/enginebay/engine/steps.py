@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
@@ -51,8 +52,7 @@ def drafts_of(sent: SchedulerOutput) -> dict[str, tuple[int, ...]]:
     return {running.request_id: running.draft_token_ids for running in sent.running if running.draft_token_ids}
 
 
-@dataclass(kw_only=True, slots=True)
-class InFlight:
+class InFlight(Struct, kw_only=True):
     """One step that was sent to the workers and has not been committed.
 
     ``scheduled`` is the scheduler's own object, ``sent`` the same with our step, generation and constrained requests;
@@ -75,8 +75,8 @@ class InFlight:
     sampling: PendingCall | None = None
     executed_ns: int = 0
     sampled_ns: int = 0
-    silent: list[str] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    silent: list[str] = []
+    links: list[Link] = []
     trace: StepTrace | None = None
 
     @property

@@ -109,33 +109,32 @@ class Draft:
 
     def close(self, step: int, finished: list[str], preempted: list[str]) -> tuple[SchedulerOutput, StepInFlight]:
         """The message of this step; each request's computed tokens advance."""
-        rows = [record for record in self.rows if record.draft_tokens]
-        admitted = sorted(self.admitted, key=_unknown)  # resumed before new, otherwise in order of admission
+        rows = [record for record in self.rows if record.draft_tokens] if self.given_back else self.rows
         running = [
             _running(record)
             if record.draft_blocks or record.draft_proposals
             else RunningRequest(request_id=record.request_id, num_computed_tokens=record.num_computed)
             for record in rows
         ]
-        resumed = [_resumed(record) for record in admitted if record.known_to_runner]
-        new = [_new(record) for record in admitted if not record.known_to_runner]
-        rows += admitted
+        resumed: tuple[ResumedRequest, ...] = ()
+        new: tuple[NewRequest, ...] = ()
+        if self.admitted:
+            known = [record for record in self.admitted if record.known_to_runner]
+            unknown = [record for record in self.admitted if not record.known_to_runner]
+            resumed, new = tuple(map(_resumed, known)), tuple(map(_new, unknown))
+            rows = [*rows, *known, *unknown]
         counts, draws, constrained = _advance(rows)
         output = SchedulerOutput(
             step=step,
-            new=tuple(new),
+            new=new,
             running=tuple(running),
-            resumed=tuple(resumed),
+            resumed=resumed,
             finished=tuple(finished),
             preempted=tuple(preempted),
             num_scheduled_tokens=counts,
             constrained=tuple(constrained),
         )
         return output, StepInFlight(rows, list(counts.values()), draws)
-
-
-def _unknown(record: Record) -> bool:
-    return not record.known_to_runner
 
 
 def _advance(rows: list[Record]) -> tuple[dict[str, int], list[bool], list[str]]:
