@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from operator import index as as_index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from enginebay.errors import PolicyFailed, in_words, is_interrupt, shown
 from enginebay.interfaces import Policy, PolicyState
 from enginebay.messages import FinishReason, StepReport
 from enginebay.scheduling._record import Record
+
+R = TypeVar("R")
 
 _WAY_OUT = "The engine stops, since no other rule may take its place: correct it, or set [scheduler] use to another."
 
@@ -73,13 +75,17 @@ class PolicyDoor:
             self._wrong("group_key()", f"returned {shown(key)} for group {shown(group)}: a tuple is expected")
         return key
 
-    def comparing(self, error: BaseException, method: str = "key") -> NoReturn:
-        """Two keys could not be compared."""
-        if is_interrupt(error):
-            raise error
-        raise PolicyFailed(
-            f"policy {self._name}: the keys that {method}() returned cannot be compared: {in_words(error)}. {_WAY_OUT}"
-        ) from error
+    def order(self, method: str, operation: Callable[..., R], *arguments: object) -> R:
+        """The result of an operation in which keys are compared that ``method`` returned."""
+        try:
+            return operation(*arguments)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raise PolicyFailed(
+                f"policy {self._name}: the keys that {method}() returned cannot be compared: "
+                f"{in_words(error)}. {_WAY_OUT}"
+            ) from error
 
     def choose(self, records: Sequence[Record]) -> int:
         """The index of the request to admit next."""

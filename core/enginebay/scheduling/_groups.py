@@ -6,7 +6,6 @@ others need not be asked: a look costs what changed since the last one, however 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
@@ -45,8 +44,8 @@ class Groups:
         if heap is None:
             heap = self._groups[name] = []
             self._begun += 1
-            self._order("group_key", heappush, self._line, (self._door.group_key(name), self._begun, name))
-        self._order("key", heappush, heap, entry)
+            self._door.order("group_key", heappush, self._line, (self._door.group_key(name), self._begun, name))
+        self._door.order("key", heappush, heap, entry)
         self._entries += 1
 
     def head(self) -> Record | None:
@@ -56,28 +55,21 @@ class Groups:
             key, number, name = self._line[0]
             heap = self._groups[name]
             while heap and not alive(heap[0]):
-                self._order("key", heappop, heap)
+                self._door.order("key", heappop, heap)
                 self._entries -= 1
             if not heap:
-                self._order("group_key", heappop, self._line)
+                self._door.order("group_key", heappop, self._line)
                 del self._groups[name]
             elif name in asked or (now := self._door.group_key(name)) == key:
                 return heap[0][3]
             else:
                 asked.add(name)
-                self._order("group_key", heapreplace, self._line, (now, number, name))
+                self._door.order("group_key", heapreplace, self._line, (now, number, name))
         return None
 
     def compact(self) -> None:
         """Drop the entries of those that left."""
         for heap in self._groups.values():
             heap[:] = [entry for entry in heap if alive(entry)]
-            heapify(heap)
+            self._door.order("key", heapify, heap)
         self._entries = sum(len(heap) for heap in self._groups.values())
-
-    def _order(self, method: str, operation: Callable[..., object], *arguments: object) -> None:
-        """An operation on a heap, in which keys are compared that ``method`` returned."""
-        try:
-            operation(*arguments)
-        except BaseException as error:
-            self._door.comparing(error, method)

@@ -104,7 +104,7 @@ class WaitingLine:
             if self._groups is not None:
                 self._groups.compact()
             self._heap = [entry for entry in self._heap if alive(entry)]
-            heapify(self._heap)
+            self._door.order("key", heapify, self._heap)
             self._preempted = deque(item for item in self._preempted if item[1].ticket == item[0])
 
     def _ticket(self, record: Record) -> int:
@@ -121,19 +121,17 @@ class WaitingLine:
         if self._groups is not None:
             self._groups.push(entry)
             return
-        try:
-            if self._front and entry < self._front[-1]:
-                insort(self._front, entry)
-                entry = self._front.pop()
-            heappush(self._heap, entry)
-        except BaseException as error:
-            self._door.comparing(error)
+        self._door.order("key", self._insert, entry)
+
+    def _insert(self, entry: Entry) -> None:
+        if self._front and entry < self._front[-1]:
+            insort(self._front, entry)
+            entry = self._front.pop()
+        heappush(self._heap, entry)
 
     def _pop(self) -> Entry:
-        try:
-            return heappop(self._heap)
-        except BaseException as error:
-            self._door.comparing(error)
+        entry: Entry = self._door.order("key", heappop, self._heap)
+        return entry
 
     def _refill_front(self) -> None:
         self._front = [entry for entry in self._front if alive(entry)]

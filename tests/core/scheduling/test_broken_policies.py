@@ -105,6 +105,35 @@ def test_keys_that_do_not_compare_are_told() -> None:
     )
 
 
+class Moody:
+    """Compares until it does not."""
+
+    broken = False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __lt__(self, other: Moody) -> bool:
+        if Moody.broken:
+            raise ValueError("not today")
+        return self.number < other.number
+
+
+@pytest.mark.parametrize("methods", [{}, {"group": lambda *_: "all", "group_key": lambda *_: (0,)}, {"window": 4}])
+def test_keys_that_stop_comparing_are_told_whenever_it_is(
+    methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key(self: object, request: RequestView) -> tuple[Any, ...]:
+        return (Moody(-request.arrival_number),)
+
+    scheduler = loop_of(broken(key=key, **methods)).scheduler
+    for number in range(300):
+        scheduler.add_request(make_request(number))
+    monkeypatch.setattr(Moody, "broken", True)
+    with pytest.raises(PolicyFailed, match=r"the keys that key\(\) returned cannot be compared: ValueError: not today"):
+        scheduler.finish_requests([f"r{number}" for number in range(290)], FinishReason.ABORT)
+
+
 def test_a_wrong_window_is_told() -> None:
     assert str(fails(broken(window=-1))) == (
         f"policy acme.policy.Broken: window is -1: a number from 0 on is expected.{END}"
