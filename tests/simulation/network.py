@@ -239,7 +239,7 @@ class SimExecutor(Executor[NoOptions]):
             else:
                 output = self._execute(call.scheduler_output, worker, kind)
                 self._step = call.scheduler_output.step
-        except (ValueError, Violation) as error:
+        except (ValueError, IndexError, Violation) as error:
             if worker.failed_generation != pending.envelope.generation:
                 raise
             return self._failed(pending, str(error))  # told as a worker does; the core has to void it in any case

@@ -216,6 +216,10 @@ class EngineCore:
                 scheduled = True
         return self._requests.take_outputs(), scheduled
 
+    def take_outputs(self) -> list[RequestOutput]:
+        """What came to exist since the last step, such as the ends of those that were aborted."""
+        return self._requests.take_outputs()
+
     def stop(self) -> None:
         """End what is unfinished, stop the workers by the deadline, tell observers. Idempotent."""
         if self._stopped:
@@ -223,9 +227,8 @@ class EngineCore:
         self._stopped = True
         self._pipeline.leave()
         self._requests.end_all(FinishReason.ABORT, self._clock.now_ns())
-        if self._death is None:
-            self._death = Death.closed()
-            self._workers_end.stop()
+        self._death = self._death or Death.closed()
+        self._workers_end.stop()
         self._parts.hooks.engine_stopped()
 
     def stop_by(self, deadline: float) -> None:
@@ -286,9 +289,11 @@ class EngineCore:
             self._workers_end.stop()  # what other ranks wait for with ours ends, and they come to compare
             error = self._parts.agreement.cause_of(error, self._parts.stop_timeout)
         self._death = Death.of(error)
-        log_error_detail(error, self._parts.in_force, self._pipeline.in_flight, self._scheduler.last_stats)
-        self._pipeline.drop(error)
-        self._requests.end_all(FinishReason.ERROR, self._clock.now_ns(), error=self._death.message)
-        self._requests.take_outputs()
-        self._workers_end.stop()
+        try:
+            log_error_detail(error, self._parts.in_force, self._pipeline.in_flight, self._scheduler.last_stats)
+            self._pipeline.drop(error)
+            self._requests.end_all(FinishReason.ERROR, self._clock.now_ns(), error=self._death.message)
+            self._requests.take_outputs()
+        finally:
+            self._workers_end.stop()
         return self._death.error()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from enginebay.engine.steps import InFlight
+from enginebay.errors import in_words, is_interrupt
 from enginebay.messages import NewRequest, ResumedRequest, RunningRequest, SchedulerOutput, SchedulerStats
 
 __all__ = ["log_error_detail"]
@@ -20,13 +21,22 @@ _log = logging.getLogger(__name__)
 def log_error_detail(
     error: BaseException, in_force: Mapping[str, str], flights: Iterable[InFlight], stats: SchedulerStats
 ) -> None:
-    """Write one record with the cause and, as JSON, its circumstances. Lengths only: no prompt, text or token id."""
-    detail = {
-        "in_force": dict(in_force),
-        "steps": [_schedule(flight.sent) for flight in flights],
-        "scheduler": msgspec.to_builtins(stats),
-    }
-    _log.info("the engine dies of this; its state: %s", json.dumps(detail), exc_info=error)
+    """Write one record with the cause and, as JSON, its circumstances. Lengths only: no prompt, text or token id.
+
+    What cannot be told, since a stranger's scheduler has made it of something else, keeps nobody from dying.
+    """
+    try:
+        detail = {
+            "in_force": dict(in_force),
+            "steps": [_schedule(flight.sent) for flight in flights],
+            "scheduler": msgspec.to_builtins(stats),
+        }
+        state = json.dumps(detail)
+    except BaseException as failed:
+        if is_interrupt(failed):
+            raise
+        state = f"it cannot be told: {in_words(failed)}"
+    _log.info("the engine dies of this; its state: %s", state, exc_info=error)
 
 
 def _schedule(sent: SchedulerOutput) -> dict[str, Any]:

@@ -87,7 +87,12 @@ class GuardedScheduler:
     def schedule(self) -> SchedulerOutput:
         scheduled: SchedulerOutput = self._ask("schedule")
         self._check("schedule", scheduled, SchedulerOutput)
-        self._check_fields(scheduled)
+        try:
+            self._check_fields(scheduled)
+        except EnginebayError:
+            raise
+        except BaseException as error:
+            raise self._blamed("a look at what schedule() returned", error) from error
         return scheduled
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
@@ -111,7 +116,10 @@ class GuardedScheduler:
         stats: SchedulerStats = self._ask("make_stats")
         self._check("make_stats", stats, SchedulerStats)
         if (before := self._before) is not None:
-            sums = {name: getattr(before, name) + getattr(stats, name) for name in _COUNTERS}
+            try:
+                sums = {name: getattr(before, name) + getattr(stats, name) for name in _COUNTERS}
+            except BaseException as error:
+                raise self._blamed("a look at what make_stats() returned", error) from error
             stats = msgspec.structs.replace(stats, **sums)
         self._last = stats
         return stats

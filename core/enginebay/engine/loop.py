@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -165,8 +165,7 @@ class EngineLoop:
         except EnginebayError:
             self._fail_all(self._end)
             return
-        for output in outputs:
-            self._deliver(output)
+        self._hand_out(outputs)
         if not scheduled and not outputs:
             self._wait(_HELD_SECONDS)
 
@@ -228,6 +227,8 @@ class EngineLoop:
                 self._stopping = True
 
     def _add(self, command: Add) -> None:
+        if command.ask.request_id in self._readers:  # it ended, or the core refuses: its end is its own reader's
+            self._hand_out(self._core.take_outputs())
         try:
             self._core.add_request(command.ask, operation=command.operation, validated=True)
         except RequestError as error:
@@ -244,6 +245,10 @@ class EngineLoop:
         except EnginebayError as error:
             command.answer.set_exception(error)
             self._fail_all(self._end)
+
+    def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
         reader = self._readers.get(output.request_id)

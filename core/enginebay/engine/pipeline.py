@@ -13,7 +13,7 @@ from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.requests import Requests
 from enginebay.engine.steps import Batch, InFlight, StepRecorder
-from enginebay.errors import PolicyFailed
+from enginebay.errors import EnginebayError, PolicyFailed, in_words, is_interrupt
 from enginebay.messages import SchedulerOutput, StepReport
 
 __all__ = ["Pipeline"]
@@ -100,7 +100,7 @@ class Pipeline:
         step, generation = self.num_steps, self._parts.generation.current
         self.num_steps += 1
         sent = msgspec.structs.replace(scheduled, step=step, generation=generation)
-        batch = self._requests.observe(sent, scheduled_ns, self._parts.scheduler_name)
+        batch = self._observe(sent, scheduled_ns)
         if constrained := self._constrained(scheduled, batch):
             sent = msgspec.structs.replace(sent, constrained=constrained)
         if sent.new and self._requests.num_structured:
@@ -127,6 +127,18 @@ class Pipeline:
             self._sample(flight)
         self._requests.link_step(flight)
         return True
+
+    def _observe(self, sent: SchedulerOutput, scheduled_ns: int) -> Batch:
+        """Note what was scheduled. What a scheduler has put where something else belongs shows here at the latest."""
+        name = self._parts.scheduler_name
+        try:
+            return self._requests.observe(sent, scheduled_ns, name)
+        except EnginebayError:
+            raise
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raise PolicyFailed(f"{name} scheduled a step that cannot be read: {in_words(error)}") from error
 
     def _constrained(self, scheduled: SchedulerOutput, batch: Batch) -> tuple[str, ...]:
         """The requests that draw under a grammar: the core's own, and those of a scheduler that has its own masks."""

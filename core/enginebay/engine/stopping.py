@@ -18,6 +18,7 @@ class WorkersEnd:
     def __init__(self, parts: CoreParts) -> None:
         self._parts = parts
         self._deadline: float | None = None
+        self._ended = False
 
     def stop_by(self, deadline: float) -> None:
         """Whatever stops the workers from now on does so by ``deadline``, in seconds of the clock."""
@@ -28,7 +29,9 @@ class WorkersEnd:
         self._parts.executor.stop(self._gone_by())
 
     def stop(self) -> None:
-        """Stop the workers; that it fails is logged, and keeps nothing else from its end."""
+        """Stop the workers; that it fails is logged, and keeps nothing else from its end. Idempotent."""
+        if self._ended:
+            return
         try:
             self._parts.executor.stop(self._gone_by())
         except BaseException as error:
@@ -39,6 +42,7 @@ class WorkersEnd:
             self._parts.release()
         except OSError as error:
             _log.warning("not everything that the workers had could be removed: %s", error)
+        self._ended = True
 
     def _gone_by(self) -> float:
         if self._deadline is not None:

@@ -368,6 +368,7 @@ def test_step_reports_and_summaries_have_their_times_in_order() -> None:
     report = engine.hooks.steps[0]
     assert report.start_ns <= report.scheduled_ns <= report.executed_ns <= report.end_ns
     assert (report.num_requests, report.num_scheduled_tokens, report.num_committed_tokens) == (1, 2, 1)
+    assert [one.num_committed_tokens for one in engine.hooks.steps] == [1, 1, 1, 0]  # the last tells who ended
     (summary,) = engine.hooks.summaries
     assert summary.scheduled is not None
     assert summary.first_token is not None

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import enginebay.engine.loop as loop_module
 from enginebay.engine.admission.admit import Ask
@@ -18,10 +20,19 @@ from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerLost
 from enginebay.interfaces import NoOptions, RequestView, Scheduler, SchedulerContext, WorkerExit
-from enginebay.messages import FinishReason, RequestOutput, SamplingParams, StructuredOutput
+from enginebay.messages import (
+    FinishReason,
+    RequestOutput,
+    RunningRequest,
+    SamplingParams,
+    SchedulerOutput,
+    SchedulerStats,
+    StructuredOutput,
+)
 from enginebay.runtime import system_runtime
 from enginebay.scheduling import MechanicsScheduler
 from support.fake_engine import Arrival, FakeEngine, answer_of
+from support.whole_scheduler import OverMechanics
 
 METHODS = [
     "add_request",
@@ -249,3 +260,63 @@ def test_the_log_has_the_circumstances_of_a_death_in_numbers(caplog: pytest.LogC
     assert "TOPSECRET" not in caplog.text
     assert "token_ids" not in caplog.text
     assert str(ord("T")) + ", " not in text
+
+
+class Odd(OverMechanics):
+    """Says things of a type that nobody can write down."""
+
+    change: Callable[[RunningRequest], RunningRequest]
+
+    def schedule(self) -> SchedulerOutput:
+        scheduled = super().schedule()
+        return replace(scheduled, running=tuple(map(self.change, scheduled.running)))
+
+
+class OddBlocks(Odd):
+    change = staticmethod(lambda one: replace(one, new_block_ids=None))
+
+
+class OddCounts(Odd):
+    change = staticmethod(lambda one: replace(one, num_computed_tokens=np.int64(one.num_computed_tokens)))
+
+
+class OddStats(OverMechanics):
+    def make_stats(self) -> SchedulerStats:
+        return replace(super().make_stats(), preemptions=np.int64(0))
+
+
+@pytest.mark.parametrize("scheduler", [OddBlocks, OddCounts, OddStats])
+def test_whatever_cannot_be_told_of_a_death_the_workers_are_stopped(
+    scheduler: type[OverMechanics], caplog: pytest.LogCaptureFixture
+) -> None:  # E2, X13
+    engine = FakeEngine(scheduler=scheduler, max_failed_steps=1)
+    engine.add("a", max_tokens=8)
+    engine.executor.before = lambda output: exec("if output.step == 1: raise ValueError('boom')", {"output": output})
+    with caplog.at_level(logging.INFO, logger="enginebay"), pytest.raises(EnginebayError) as caught:
+        engine.run(4)
+    death = engine.core.death()
+    assert death is not None
+    assert str(caught.value) == str(death)
+    assert engine.executor.stopped
+    assert engine.core.num_unfinished == 0
+    assert any("it cannot be told: " in record.getMessage() for record in caplog.records)
+
+
+def test_workers_whose_stop_was_interrupted_are_stopped_by_the_engine_s() -> None:
+    engine = FakeEngine(max_failed_steps=1)
+    engine.add("a", max_tokens=8)
+    stop, calls = engine.executor.stop, [0]
+
+    def interrupted(deadline: float) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise KeyboardInterrupt
+        stop(deadline)
+
+    engine.executor.stop = interrupted  # type: ignore[method-assign]  # somebody presses Ctrl-C in it
+    engine.executor.before = lambda output: exec("raise ValueError('boom')")
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.core.stop()
+    assert engine.executor.stopped
+    assert calls == [2]

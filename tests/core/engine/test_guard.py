@@ -113,6 +113,11 @@ def test_a_grammar_may_be_none() -> None:
         ({"new": None}, "scheduled a step whose 'new' is not a tuple of NewRequest"),
         ({"new": ("a",)}, "scheduled a step whose 'new' is not a tuple of NewRequest"),
         ({"running": [RunningRequest(request_id="a", num_computed_tokens=0)]}, "'running' is not a tuple of Running"),
+        (
+            {"running": (RunningRequest(request_id="a", num_computed_tokens=0), "a")},
+            "scheduled a step whose 'running' is not a tuple of RunningRequest",
+        ),
+        ({"finished": ("a", 7)}, "scheduled a step whose 'finished' is not a tuple of str"),
         ({"finished": (7,)}, "scheduled a step whose 'finished' is not a tuple of str"),
         ({"preempted": "abc"}, "scheduled a step whose 'preempted' is not a tuple of str"),
         ({"num_scheduled_tokens": None}, "scheduled a step whose 'num_scheduled_tokens' is no dict"),
@@ -128,3 +133,38 @@ def test_a_schedule_whose_fields_are_something_else(fields: dict[str, Any], mess
         guarded(lambda: SchedulerOutput(step=0, **fields)).schedule()
     assert message in str(caught.value)
     assert str(caught.value).startswith(NAME)
+
+
+class Unhashable(type):
+    """A class that cannot stand in a set."""
+
+    __hash__ = None  # type: ignore[assignment]  # a stranger's
+
+
+class OddText(str, metaclass=Unhashable): ...
+
+
+class OddCounts(dict[str, int]):
+    def values(self) -> Any:
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("fields", [{"finished": (OddText("a"),)}, {"num_scheduled_tokens": OddCounts(a=1)}])
+def test_what_a_look_at_a_schedule_raises_is_the_scheduler_s(fields: dict[str, Any]) -> None:
+    with pytest.raises(PolicyFailed, match=rf"^{NAME}: a look at what schedule\(\) returned raised "):
+        guarded(lambda: SchedulerOutput(step=0, **fields)).schedule()
+
+
+def test_a_subclass_is_as_good() -> None:
+    class Id(str):
+        __slots__ = ()
+
+    scheduled = SchedulerOutput(step=0, finished=(Id("a"), "b"), num_scheduled_tokens={Id("c"): 1, "d": 2})
+    assert guarded(lambda: scheduled).schedule() is scheduled
+
+
+def test_counters_that_cannot_be_added_are_the_scheduler_s() -> None:
+    scheduler = guarded(lambda: SchedulerStats(preemptions=None))  # type: ignore[arg-type]  # it is broken
+    scheduler.renew()
+    with pytest.raises(PolicyFailed, match=rf"^{NAME}: a look at what make_stats\(\) returned raised TypeError"):
+        scheduler.make_stats()

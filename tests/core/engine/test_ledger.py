@@ -29,9 +29,10 @@ def test_a_commit_that_leaves_a_gap_is_refused() -> None:
     row = ledger.open(request())
     ledger.commit(row, 0, [7, 8])
     for offset in (0, 1, 3):
-        with pytest.raises(LedgerGap) as caught:
-            ledger.commit(row, offset, [9])
-        assert str(caught.value) == f"request 'r': tokens from offset {offset}, but 2 are committed"
+        for finish in (None, FinishReason.STOP):
+            with pytest.raises(LedgerGap) as caught:
+                ledger.commit(row, offset, [9], finish=finish)
+            assert str(caught.value) == f"request 'r': tokens from offset {offset}, but 2 are committed"
     assert row.committed == [7, 8]
 
 
@@ -41,8 +42,9 @@ def test_an_ended_row_commits_nothing_and_leaves() -> None:
     output = ledger.commit(row, 0, [7], finish=FinishReason.STOP, stop_reason="x", text="t")
     assert (output.finish_reason, output.stop_reason, output.text) == (FinishReason.STOP, "x", "t")
     assert output.usage == Usage(prompt_tokens=3, completion_tokens=1)
-    with pytest.raises(LedgerGap):
-        ledger.commit(row, 1, [8])
+    for finish in (None, FinishReason.LENGTH):
+        with pytest.raises(LedgerGap):
+            ledger.commit(row, 1, [8], finish=finish)
     assert len(ledger) == 0
     assert "r" not in ledger
 

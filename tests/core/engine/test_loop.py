@@ -62,6 +62,19 @@ def test_an_abort_ends_the_request_of_its_sink_alone() -> None:
     assert new.outputs[-1].finish_reason is FinishReason.ABORT
 
 
+def test_the_end_of_an_aborted_request_is_its_own_reader_s() -> None:
+    loop, old, new = EngineLoop(FakeEngine().core), Sink(), Sink()
+    loop.send(add("a", old, max_tokens=20))
+    for _ in range(3):
+        loop.turn()
+    loop.send(Abort(request_id="a", sink=old))
+    loop.send(add("a", new))  # before a step that would hand out the end
+    for _ in range(4):
+        loop.turn()
+    assert old.outputs[-1].finish_reason is FinishReason.ABORT
+    assert [output.finish_reason for output in new.outputs] == [None, None, FinishReason.LENGTH]
+
+
 def test_no_step_sees_half_of_a_batch() -> None:
     """All of it comes between the same two steps, also when it comes while one runs."""
     engine, sink = FakeEngine(), Sink()

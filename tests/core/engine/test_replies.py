@@ -253,3 +253,28 @@ def test_what_any_rank_reports_as_failed_fails_the_step(rank: int) -> None:
     engine.add("a")
     with pytest.raises(EngineDead, match=rf"rank {rank} .* failed in execute_model: ValueError: boom"):
         engine.step()
+
+
+STEP = StepResult(output=ModelRunnerOutput(), step=0)
+
+
+@pytest.mark.parametrize(
+    ("replies", "message"),
+    [
+        ((RankReply(rank=1, payload=encode(STEP)),), "executor 'fake' 1.0: the answer to step 0 lacks rank 0"),
+        ((), "executor 'fake' 1.0: the answer to step 0 lacks rank 0"),
+        ((RankReply(rank=0, payload=encode(STEP)),) * 2, "executor 'fake' 1.0: the answer to step 0 has rank 0 twice"),
+        (
+            (RankReply(rank=0, payload=encode(STEP)), RankReply(rank=1, payload=encode(Ack()))),
+            "executor 'fake' 1.0: the answer to step 0 has rank 1, and there are ranks 0 to 0",
+        ),
+        ((RankReply(rank=0, payload=encode(Ack())),), "rank 0 answered step 0 with Ack"),
+    ],
+)
+def test_one_rank_alone_must_answer_as_one_of_many(replies: tuple[RankReply, ...], message: str) -> None:
+    engine = FakeEngine()
+    through(engine, lambda answered: msgspec.structs.replace(answered, replies=replies))
+    engine.add("a")
+    with pytest.raises(EngineDead) as caught:
+        engine.step()
+    assert str(caught.value) == f"the engine stopped: {message}"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from enginebay.errors import PolicyFailed
 from enginebay.interfaces import NoOptions, Policy, PolicyState, RequestView, SchedulerContext
+from enginebay.messages import FinishReason
 from enginebay.testing import make_limits, make_request
 from support.loop import Arrival, loop_of
 
@@ -101,6 +102,41 @@ def test_those_that_were_aborted_do_not_pile_up() -> None:
     groups = loop.scheduler._state.line._groups  # type: ignore[attr-defined]  # what it keeps is the point
     assert len(groups) <= 64
     loop.run()
+
+
+class Forgetful(Turns):
+    """Counts anew for a tenant of whom nobody is left."""
+
+    def __init__(self, context: SchedulerContext[NoOptions]) -> None:
+        super().__init__(context)
+        self.live: dict[str, int] = {}
+
+    def key(self, request: RequestView) -> tuple[int]:
+        self.live[request.tenant] = self.live.get(request.tenant, 0) + 1
+        return super().key(request)
+
+    def on_finished(self, request: RequestView, reason: FinishReason) -> None:
+        self.live[request.tenant] -= 1
+        if not self.live[request.tenant]:
+            self.started.pop(request.tenant, None)
+
+
+@pytest.mark.parametrize("aborted", [0, 1, 3])
+def test_a_key_that_fell_while_nobody_waited_counts(aborted: int) -> None:
+    loop = loop_of(Forgetful, limits=make_limits(max_num_seqs=1))
+    loop.add(*(make_request(number, 4, tenant="a", max_tokens=1) for number in range(3)))
+    loop.run()
+    loop.add(make_request(3, 4, tenant="a", max_tokens=3), make_request(4, 4, tenant="b", max_tokens=3))
+    loop.step()  # of a one runs, and one of b waits
+    loop.add(make_request(5, 4, tenant="b", max_tokens=3))
+    for number in range(10, 10 + aborted):
+        loop.add(make_request(number, 4, tenant="a", max_tokens=1))
+        loop.abort(f"r{number}")
+    while "r4" not in loop.finished:
+        loop.step()  # a is forgotten, and b has started one
+    loop.add(make_request(6, 4, tenant="a", max_tokens=1))
+    started = [new.request_id for _ in range(12) for new in loop.step().new]
+    assert started == ["r6", "r5"]
 
 
 def test_a_key_that_grows_with_every_look_does_not_hold_the_step_up() -> None:
