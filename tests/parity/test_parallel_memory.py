@@ -17,7 +17,7 @@ import gc, json, sys
 from pathlib import Path
 from enginebay.worker.loader import load_causal_lm
 from enginebay_runner_v1.attention import ATTENTION, register
-from enginebay_runner_v1.collectives import PipelineGroup, TensorGroup
+from enginebay.worker.parallel.collectives import PipelineGroup, TensorGroup
 from enginebay_runner_v1.pipeline import PipelineStage
 from enginebay_runner_v1.sharding import TensorSplit
 import transformers

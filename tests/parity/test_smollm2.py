@@ -1,5 +1,5 @@
 """The engine's fp32 greedy tokens with SmolLM2 are transformers' own: all at once, in chunks, preempted, from a warm
-prefix cache, and one by one. 4 prompts of 24 tokens in the suite, all 64 of 64 with ``-m soak``."""
+prefix cache, and one by one. 4 prompts of 24 tokens by runner v2 in the suite; 64 of 64, and v1, with ``-m soak``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ MAX_TOKENS = {SHORT: 24, WHOLE: 64}
 PREEMPTIONS = {SHORT: 1, WHOLE: 20}
 """How many the tiny cache must cause, by the number of prompts."""
 
+RUNNERS = {"v2": ("runner.use=v2", "runner.options.compile=wait"), "v1": ("runner.use=v1",)}
+
 pytestmark = pytest.mark.timeout(3600)
+
+
+@pytest.fixture(scope="module", params=["v2", pytest.param("v1", marks=pytest.mark.soak)])
+def runner(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The settings of each runner in turn."""
+    return RUNNERS[request.param]
 
 
 @pytest.fixture(scope="module", params=[SHORT, pytest.param(WHOLE, marks=pytest.mark.soak)], ids="{}-prompts".format)
@@ -62,9 +70,9 @@ def engine(folder: Path, *sets: str) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def roomy(smollm2: Path) -> Iterator[LLM]:
+def roomy(smollm2: Path, runner: tuple[str, ...]) -> Iterator[LLM]:
     """An engine with room for all prompts at once."""
-    with engine(smollm2, "cache.num_blocks=3072") as llm:
+    with engine(smollm2, "cache.num_blocks=3072", *runner) as llm:
         yield llm
 
 
@@ -97,19 +105,23 @@ def test_all_at_once_and_again_from_the_warm_prefix_cache(
     assert [completion.usage.cached_tokens for completion in warm] == whole_blocks
 
 
-def test_in_chunks(smollm2: Path, compare: Compare, prompts: list[list[int]], params: SamplingParams) -> None:
-    with engine(smollm2, "cache.num_blocks=3072", "scheduler.max_num_batched_tokens=64") as llm:
+def test_in_chunks(
+    smollm2: Path, runner: tuple[str, ...], compare: Compare, prompts: list[list[int]], params: SamplingParams
+) -> None:
+    with engine(smollm2, "cache.num_blocks=3072", "scheduler.max_num_batched_tokens=64", *runner) as llm:
         compare(prompts, answers(llm, prompts, params))
 
 
 def test_with_a_cache_so_small_that_requests_are_preempted(
-    smollm2: Path, compare: Compare, prompts: list[list[int]], params: SamplingParams
+    smollm2: Path, runner: tuple[str, ...], compare: Compare, prompts: list[list[int]], params: SamplingParams
 ) -> None:
     """48 blocks hold one long request with little to spare, and with chunks of 64 tokens others begin beside it.
 
-    In the mode in which what is computed again is equal bit for bit.
+    By v1 in the mode in which what is computed again is equal bit for bit.
     """
-    sets = ("cache.num_blocks=48", "scheduler.max_num_batched_tokens=64", "engine.batch_invariant=true")
+    sets = ["cache.num_blocks=48", "scheduler.max_num_batched_tokens=64", *runner]
+    if runner == RUNNERS["v1"]:
+        sets.append("engine.batch_invariant=true")
     with engine(smollm2, *sets) as llm:
         completions = llm.generate(prompts, params)
         counted = llm.stats().scheduler

@@ -30,6 +30,7 @@ __all__ = [
     "MAX_MODEL_LEN",
     "SMALL",
     "Paged",
+    "Request",
     "Step",
     "capture_tiny",
     "paged",
@@ -56,7 +57,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def capture_tiny(folder: Path, dtype: str = "float32", **options: Any) -> tuple[CapturedModel, GraphContext]:
-    """The step of the folder's model, and the context for its passes."""
+    """The step of the folder's model, and the context for its passes; ``options``: ``tensor_rank`` and its size."""
     info = read_model_info(folder, needs_tokenizer=False)
     captured = capture(folder, info, dtype=dtype, max_model_len=MAX_MODEL_LEN, **options)
     context = GraphContext(
@@ -65,6 +66,7 @@ def capture_tiny(folder: Path, dtype: str = "float32", **options: Any) -> tuple[
         max_model_len=MAX_MODEL_LEN,
         model=info,
         constants=dict(captured.constants),
+        **options,
     )
     return captured, context
 
@@ -130,7 +132,9 @@ def state_of(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torc
 
 
 @dataclass
-class _Request:
+class Request:
+    """One request: its tokens, how many of them are its prompt and how many are computed, its blocks by group."""
+
     tokens: list[int]
     prompt: int
     computed: int
@@ -163,7 +167,7 @@ class Paged:
         self.random = random.Random(seed)
         self.free = [self.random.sample(range(num_blocks), num_blocks) for _ in groups]
 
-    def step(self, requests: Sequence[_Request], counts: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    def step(self, requests: Sequence[Request], counts: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """Compute so many tokens of each request; the outputs, whose rows are the last tokens of the requests."""
         ids: list[int] = []
         positions: list[int] = []
@@ -196,7 +200,7 @@ class Paged:
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, chunk: int = 5) -> list[list[int]]:
         """Greedy tokens of each prompt. Prompts are computed in chunks beside the draws of those that have begun."""
-        requests = [_Request(list(prompt), len(prompt), 0, [[] for _ in self.groups]) for prompt in prompts]
+        requests = [Request(list(prompt), len(prompt), 0, [[] for _ in self.groups]) for prompt in prompts]
         for late, request in enumerate(requests):  # they arrive one step after the other
             self._advance(requests[:late], max_new_tokens, chunk) if late else None
             assert request.computed == 0
@@ -204,7 +208,7 @@ class Paged:
             self._advance(requests, max_new_tokens, chunk)
         return [request.tokens[request.prompt :] for request in requests]
 
-    def _advance(self, requests: Sequence[_Request], max_new_tokens: int, chunk: int) -> None:
+    def _advance(self, requests: Sequence[Request], max_new_tokens: int, chunk: int) -> None:
         running = [r for r in requests if len(r.tokens) < r.prompt + max_new_tokens]
         if not running:
             return
@@ -220,13 +224,13 @@ def paged(captured: CapturedModel, context: GraphContext, state: Mapping[str, to
     """Of the graph as it is now."""
     module = captured.graph_module
     names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-    return Paged(module, names, context.constants, state, captured.shapes, captured.groups)
+    return Paged(module, names, context.constants, state, captured.own_shapes, captured.groups)
 
 
 def step_inputs(step: Paged, lengths: Sequence[int], *, seed: int = 5) -> dict[str, torch.Tensor]:
     """The inputs and caches of one step in which requests of these lengths begin, for ``enginebay.graph.verify``."""
     rng = random.Random(seed)
-    requests = [_Request([rng.randrange(199) for _ in range(n)], n, 0, [[] for _ in step.groups]) for n in lengths]
+    requests = [Request([rng.randrange(199) for _ in range(n)], n, 0, [[] for _ in step.groups]) for n in lengths]
     seen: dict[str, torch.Tensor] = {}
 
     def keep(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

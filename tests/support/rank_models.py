@@ -1,7 +1,8 @@
-"""What ranks do in the tests of runner v1's split: join a world, run models in it, and tell what came out."""
+"""What ranks do in the tests of the runners' splits: join a world, run models in it, and tell what came out."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def world_of(tensor: int, pipeline: int) -> WorldPlan:
 def run_models(rank: int, size: int, rendezvous: str, argument: dict[str, Any]) -> dict[str, Any]:
     """Each of ``argument["jobs"]``: (name, folder, tensor, pipeline, options of ``start_runner``, sampling).
 
-    The world is joined once: with two ranks their one group is that of either kind.
+    The world is joined once: with two ranks their one group is that of either kind. ``argument["runner"]``: whose; v1
+    where nothing is said.
     """
     import torch
 
@@ -50,7 +52,7 @@ def run_models(rank: int, size: int, rendezvous: str, argument: dict[str, Any]) 
             if (tensor, pipeline) != tuple(argument["joined"]):
                 groups = WorkerGroups(world=groups.world, tensor=groups.pipeline, pipeline=groups.tensor)
             with start_runner(
-                "v1", Path(folder), place=plan.ranks[rank], world=plan, groups=groups, **options
+                argument.get("runner", "v1"), Path(folder), place=plan.ranks[rank], world=plan, groups=groups, **options
             ) as started:
                 told[name] = run_one(started.runner, [SamplingParams(**params) for params in sampling])
     finally:
@@ -70,7 +72,8 @@ def run_one(runner: Any, sampling: list[SamplingParams]) -> dict[str, Any]:
         "in_force": runner.in_force(),
         "layers": sorted(layer for group in groups for layer in group.layers),
         "bytes_per_block": sum(group.bytes_per_block for group in groups),
-        "weights": sum(weight.numel() * weight.element_size() for weight in runner._model.parameters()),
+        "weights": sum(weight.numel() * weight.element_size() for weight in runner.weights().values()),
+        "transformers": "transformers" in sys.modules,
         "logprobs": {key: [entry.logprob for entry in entries] for key, entries in driver.logprobs.items()},
         "prompt_logprobs": {
             key: [entry.logprob for chunk in chunks for entry in chunk.entries]

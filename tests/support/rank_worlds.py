@@ -81,7 +81,7 @@ def lose_one(rank: int, size: int, rendezvous: str, argument: dict[str, Any]) ->
 
     from enginebay.errors import WorkerFailed
     from enginebay.worker.distributed import join_world
-    from enginebay_runner_v1.collectives import TensorGroup
+    from enginebay.worker.parallel.collectives import TensorGroup
 
     plan = world_of(size, 1)
     membership = join_world(plan.ranks[rank], plan, _device(), rendezvous, argument["timeout"])

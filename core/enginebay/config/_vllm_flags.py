@@ -116,7 +116,7 @@ _KEYLESS: Final = (
         disable-mm-preprocessor-cache! language-model-only!
         """,
     ),
-    ("runner 'v1' runs eagerly: there is nothing to turn off", "enforce-eager!"),
+    ("runner 'v1' runs eagerly: [runner] use = \"v1\" names it", "enforce-eager!"),
     (
         "how a runner computes is its own options, under [runner.options]: enginebay describe runner NAME",
         """

@@ -16,7 +16,7 @@ from enginebay.interfaces._executor import (
     WorkerChannel,
     WorkerExit,
 )
-from enginebay.interfaces._graph import CapturedGraph, GraphContext, GraphPass, Origin, Packed, Parameter, Table
+from enginebay.interfaces._graph import CapturedGraph, GraphContext, GraphPass, Origin, Packed, Parameter, Ranges, Table
 from enginebay.interfaces._options import NoOptions, Options
 from enginebay.interfaces._plugin import (
     API_VERSION,
@@ -79,6 +79,7 @@ __all__ = [
     "Policy",
     "PolicyState",
     "Propose",
+    "Ranges",
     "RankHealth",
     "RequestView",
     "RunnerCapabilities",

@@ -31,20 +31,32 @@ from typing import Any
 
 from enginebay.messages import ModelInfo
 
+Ranges = tuple[tuple[int, int], ...]
+"""Indexes of one dimension, each range from its first to before its second number; none at all: the whole dimension."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A constant that is one tensor of the checkpoint, ``name`` being its name there (and in the module)."""
+    """A constant that is one tensor of the checkpoint, ``name`` being its name there (and in the module).
+
+    Of several tensor ranks each may have a part: the ``ranges`` of the dimension ``dim``, one after the other.
+    """
 
     name: str
+    dim: int = 0
+    ranges: Ranges = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A constant that is several tensors of the checkpoint one after the other, along the dimension ``dim``."""
+    """A constant that is several tensors of the checkpoint one after the other, along the dimension ``dim``.
+
+    ``ranges``, if there are any, has for each of ``names`` the part of it that this tensor rank has, in that dimension.
+    """
 
     names: tuple[str, ...]
     dim: int = 0
+    ranges: tuple[Ranges, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

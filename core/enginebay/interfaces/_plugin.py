@@ -28,7 +28,7 @@ value; a combination that does not fit is refused when the engine is assembled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -113,11 +113,12 @@ class RunnerCapabilities:
     "seed", "n" (draws keyed by ``NewRequest.choice``), "penalties" (repetition, presence and frequency), "logit_bias",
     "bad_words", "min_tokens", "logprobs", "prompt_logprobs", "grammar" (it keeps to masks: see
     ``SchedulerOutput.constrained``), and "batch_invariant"; a request that needs another is refused by the name of its
-    field. ``devices`` are the device kinds ("cpu", "cuda"); ``attention`` the name of the attention kernel that it
-    always uses, "" when that is settled at load (``ModelRunner.in_force`` then says). ``sleep``, ``update_weights`` and
-    ``send_weights``: it has the methods of ``ModelRunner`` for these. ``max_draft_tokens``: so many proposals of one
-    request it verifies in one step (``RunningRequest.draft_token_ids``); 0: it knows of none, and speculation is
-    refused.
+    field. ``devices`` are the device kinds ("cpu", "cuda"). ``dtypes`` are those that it computes in, empty for any;
+    ``cache_as_dtype`` says that its KV cache cannot have another. ``attention`` is the name of the attention kernel
+    that it always uses, "" when that is settled at load (``ModelRunner.in_force`` then says). ``sleep``,
+    ``update_weights`` and ``send_weights``: it has the methods of ``ModelRunner`` for these. ``max_draft_tokens``: so
+    many proposals of one request it verifies in one step (``RunningRequest.draft_token_ids``); 0: it knows of none, and
+    speculation is refused.
     """
 
     async_output: bool = False
@@ -132,6 +133,8 @@ class RunnerCapabilities:
     attention: str = ""
     max_draft_tokens: int = 0
     constraints: BatchConstraints = field(default_factory=BatchConstraints)
+    dtypes: tuple[str, ...] = ()
+    cache_as_dtype: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +185,12 @@ class RunnerPlugin(Plugin[O]):
 
     ``supports`` is light (it sees ``config.json`` only) and answers None for yes, or the reason for no.
     ``splits`` is as light: the model, tensor ranks, pipeline stages; None when it can be shared out so, or the reason.
-    ``preference`` decides when the config says ``use = "auto"``: the highest that supports the model is taken.
+    ``preference`` decides when the config says ``use = "auto"``: the highest that can do what is asked is taken; one
+    that drives the machine's accelerator goes before all that do not.
     ``device`` makes the ``Device`` that the worker drives, from (kind, local device index); None means the default,
     which is torch's. A runner without torch names one of its own.
+    ``hesitates``, light: why another runner that fits serves better on this machine, or None; only "auto" asks.
+    ``foresees``, light: what will be in force by these options, name → (value, why), for ``enginebay check``.
     ``capture``, of a runner with ``captures_graph``: what ``enginebay graph`` shows: the step of ``context.model`` as a
     graph, before any pass, with ``context.constants`` filled in; heavy, and without reading weights.
     """
@@ -196,6 +202,8 @@ class RunnerPlugin(Plugin[O]):
     device: Callable[[str], Device] | None = None
     splits: Callable[[ModelInfo, int, int], str | None] = lambda model, tensor, pipeline: None
     capture: Callable[[GraphContext], CapturedGraph] | None = None
+    hesitates: Callable[[], str | None] = lambda: None
+    foresees: Callable[[O], Mapping[str, tuple[str, str]]] = lambda options: {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from enginebay.messages import ModelRunnerOutput, PromptLogprobs, TokenLogprob
-from enginebay.worker.logprobs import token_logprob, unusable
+from enginebay.worker.logprobs import token_logprobs, unusable
 from enginebay.worker.table import RequestTable, ScheduledRow
 from enginebay.worker.verification import StepDraws
 
@@ -43,10 +43,11 @@ def prompt_entries(
     entries: list[TokenLogprob] = []
     for begin in range(0, len(rows), ROWS_AT_ONCE):
         part = slice(begin, begin + ROWS_AT_ONCE)
-        for logits, target in zip(head(rows[part]), targets[part], strict=True):
-            if (what := unusable(float(logits.max()))) is not None:
+        logits = head(rows[part])
+        for peak in logits.amax(dim=1).tolist():
+            if (what := unusable(peak)) is not None:
                 return what
-            entries.append(token_logprob(logits, target, top))
+        entries += token_logprobs(logits, targets[part], top)
     return entries
 
 

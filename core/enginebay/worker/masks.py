@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from enginebay.messages import GrammarOutput, SamplingParams
 
@@ -42,20 +42,18 @@ def grammar_masks(grammar: GrammarOutput | None, request_ids: Sequence[str]) -> 
     return masks
 
 
-def apply_masks(scores: torch.Tensor, masks: Sequence[Mask]) -> None:
+def apply_masks(scores: npt.NDArray[Any], masks: Sequence[Mask]) -> None:
     """Make the scores of all but each mask's tokens minus infinity, in place, in ``[masks, vocab_size]`` scores."""
-    allowed = np.zeros(tuple(scores.shape), dtype=bool)
-    for row, mask in zip(allowed, masks, strict=True):
+    for row, mask in zip(scores, masks, strict=True):
         bits = np.unpackbits(mask, bitorder="little", count=min(8 * mask.size, row.size))
-        row[: bits.size] = bits
-    scores.masked_fill_(torch.from_numpy(~allowed).to(scores.device), -math.inf)
+        row[: bits.size][bits == 0] = -math.inf
+        row[bits.size :] = -math.inf
 
 
-def add_bias(scores: torch.Tensor, logit_bias: Mapping[int, float]) -> None:
+def add_bias(scores: npt.NDArray[np.float64], logit_bias: Mapping[int, float]) -> None:
     """Add each value to the score of its id, in place, in ``[vocab_size]`` scores."""
-    bias = {token: value for token, value in logit_bias.items() if 0 <= token < scores.numel()}
-    ids = torch.tensor(list(bias), dtype=torch.int64, device=scores.device)
-    scores[ids] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
+    bias = {token: value for token, value in logit_bias.items() if 0 <= token < scores.size}
+    scores[np.fromiter(bias, np.int64, len(bias))] += np.fromiter(bias.values(), np.float64, len(bias))
 
 
 def wants_bans(params: SamplingParams, num_generated: int) -> bool:
@@ -80,7 +78,6 @@ def banned_tokens(
             yield last
 
 
-def ban(scores: torch.Tensor, token_ids: Iterable[int]) -> None:
+def ban(scores: npt.NDArray[np.float64], token_ids: Iterable[int]) -> None:
     """Make the scores of these ids minus infinity, in place, in ``[vocab_size]`` scores."""
-    ids = [token for token in token_ids if 0 <= token < scores.numel()]
-    scores[torch.tensor(ids, dtype=torch.int64, device=scores.device)] = -math.inf
+    scores[[token for token in token_ids if 0 <= token < scores.size]] = -math.inf

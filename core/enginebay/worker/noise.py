@@ -36,10 +36,10 @@ def draw_key(seed: int, choice: int, position: int) -> int:
     return _mix((key ^ (position & _MASK)) + GOLDEN & _MASK)
 
 
-def noise_bits(key: int, token_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 random bits per token id, same shape as ``token_ids``."""
+def noise_bits(key: int | NDArray[np.uint64], token_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64 random bits per token id, same shape as ``token_ids``; ``key`` may be an array that broadcasts to it."""
     bits = token_ids * np.uint64(GOLDEN)
-    bits += np.uint64(key)
+    bits += np.uint64(key) if isinstance(key, int) else key
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(MIX_1)
     bits ^= bits >> np.uint64(27)
@@ -48,8 +48,11 @@ def noise_bits(key: int, token_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits
 
 
-def gumbel_noise(key: int, token_ids: NDArray[np.uint64] | int) -> NDArray[np.float64]:
-    """Standard Gumbel noise per token id (a number n: for ids 0 to n - 1); always finite, between -3.7 and 37."""
+def gumbel_noise(key: int | NDArray[np.uint64], token_ids: NDArray[np.uint64] | int) -> NDArray[np.float64]:
+    """Standard Gumbel noise per token id (a number n: for ids 0 to n - 1); always finite, between -3.7 and 37.
+
+    ``key`` as for ``noise_bits``.
+    """
     ids = np.arange(token_ids, dtype=np.uint64) if isinstance(token_ids, int) else token_ids
     bits = noise_bits(key, ids)
     bits >>= np.uint64(12)  # 52 bits and a half are exact in float64; of 53 the largest would round to 1

@@ -1,13 +1,14 @@
 """Draws one token per row of logits, each row with its own parameters, and tells its log-probability where asked.
 
-The order is fixed: penalties, bias, grammar, bans (``penalties``, ``masks``); then the largest, or of a random row
-``argmax(scores / temperature + noise)`` among what the filters left (``filters``), with the keyed noise of ``noise``.
+The order is fixed: penalties, bias, grammar, bans (``penalties``, ``masks``); then the largest, or a random draw among
+what the filters left (``random_draws``).
 Log-probabilities are those of the logits as they came (``logprobs``).
 Every row is treated alone, so a row's token does not depend on the rest of the batch. Ties go to the lowest token id.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,17 +17,30 @@ import numpy as np
 import torch
 
 from enginebay.messages import SamplingParams, TokenLogprob
-from enginebay.worker.filters import kept_tokens
-from enginebay.worker.logprobs import token_logprob, unusable
+from enginebay.worker.contenders import Contenders
+from enginebay.worker.contenders import contenders as plain_contenders
+from enginebay.worker.filters import Floats
+from enginebay.worker.logprobs import host, in_chunks, token_logprobs, unusable
 from enginebay.worker.masks import Mask, add_bias, apply_masks, ban, banned_tokens, wants_bans
-from enginebay.worker.noise import draw_key, gumbel_noise
+from enginebay.worker.noise import draw_key
 from enginebay.worker.penalties import penalize, wants_penalties
+from enginebay.worker.random_draws import Chance, Shortlist, settle, shortlists
 
-__all__ = ["Draw", "Drawn", "Largest", "draw_tokens"]
+__all__ = ["Draw", "Drawn", "Largest", "draw_tokens", "plain_largest", "takes_the_largest"]
 
 Largest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Logits ``[rows, vocab_size]`` → of each row the lowest id among the largest (a NaN counts as the largest), and what
 stands there; a runner with a faster way than ours brings it."""
+
+
+def plain_largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A ``Largest`` for any device."""
+    if logits.device.type == "cpu":  # numpy looks at several numbers at a time there, torch at one
+        wide = logits if logits.dtype.itemsize >= 4 else logits.float()
+        best = torch.from_numpy(np.asarray(wide.numpy().argmax(axis=1)))
+    else:
+        best = logits.argmax(dim=1)
+    return best, logits.gather(1, best.unsqueeze(1)).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,8 @@ def draw_tokens(
     draws: Sequence[Draw],
     *,
     masks: Sequence[Mask | None] | None = None,
-    largest: Largest | None = None,
+    largest: Largest = plain_largest,
+    contenders: Contenders = plain_contenders,
 ) -> Drawn:
     """Draw a token for each row of ``logits`` ``[len(draws), vocab_size]`` (any float dtype, any device).
 
@@ -79,28 +94,93 @@ def draw_tokens(
     assert masks is None or len(masks) == len(draws), f"{len(draws)} draws, and masks for another number of rows"
     if not draws:
         return Drawn([])
-    best, highest_logits = (largest or _largest_with_value)(logits)
-    peaks = highest_logits.double().tolist()
-    tokens: list[int] = best.tolist()
-    drawn = Drawn([*tokens])
-    allowed = {} if masks is None else _largest_allowed(logits, draws, masks)
-    for row, (peak, token, draw) in enumerate(zip(peaks, tokens, draws, strict=True)):
-        fault = _fault_of_model(peak, draw.position)
-        mask = None if masks is None else masks[row]
-        if fault is None and row in allowed:
-            drawn.token_ids[row] = token = allowed[row]
-        elif fault is None and (draw.params.temperature > 0 or mask is not None or _changes_logits(draw)):
-            scores = _scores(logits[row], draw, mask)
-            highest = float(scores.max())
-            fault = _fault_of_request(highest, draw.position, "the grammar, " if mask is not None else "")
-            if fault is None:
-                drawn.token_ids[row] = token = _choose(scores, highest, draw)
-        if fault is not None:
-            drawn.token_ids[row] = None
+    best, highest_logits = largest(logits)
+    peaks: list[float] = highest_logits.double().tolist()
+    drawn = Drawn([*best.tolist()])
+    greedy = {} if masks is None else _largest_allowed(logits, draws, masks)
+    plain: list[int] = []
+    shaped: list[int] = []
+    for row, (peak, draw) in enumerate(zip(peaks, draws, strict=True)):
+        if (fault := _fault_of_model(peak, draw.position)) is not None:
             drawn.faults[row] = fault
-        elif draw.params.logprobs is not None:
-            drawn.logprobs[row] = token_logprob(logits[row], token, draw.params.logprobs)
+        elif row in greedy:
+            drawn.token_ids[row] = greedy[row]
+        elif (masks is not None and masks[row] is not None) or _changes_logits(draw):
+            shaped.append(row)
+        elif draw.params.temperature > 0:
+            plain.append(row)
+    lists = _plain_lists(logits, plain, draws, peaks, best, contenders)
+    for rows in in_chunks(shaped, logits.shape[1]):
+        lists |= _shape(logits, rows, draws, masks, drawn, contenders)
+    for row, token in zip(lists, settle(list(lists.values())), strict=True):
+        drawn.token_ids[row] = token
+    for row in drawn.faults:
+        drawn.token_ids[row] = None
+    _tell_logprobs(logits, draws, drawn)
     return drawn
+
+
+def _plain_lists(
+    logits: torch.Tensor,
+    rows: list[int],
+    draws: Sequence[Draw],
+    peaks: Sequence[float],
+    best: torch.Tensor,
+    contenders: Contenders,
+) -> dict[int, Shortlist]:
+    """The shortlists of rows that draw from the logits as they came."""
+    if not rows:
+        return {}
+    scores, tops = host(logits, rows), best.cpu().numpy()[rows]
+    highest = np.array([peaks[row] for row in rows])
+    lists = shortlists(scores, highest, tops, [_chance(draws[row]) for row in rows], contenders)
+    return dict(zip(rows, lists, strict=True))
+
+
+def _shape(
+    logits: torch.Tensor,
+    rows: list[int],
+    draws: Sequence[Draw],
+    masks: Sequence[Mask | None] | None,
+    drawn: Drawn,
+    contenders: Contenders,
+) -> dict[int, Shortlist]:
+    """Greedy tokens and faults of these rows into ``drawn``; the shortlists of those that draw at random."""
+    scores = host(logits, rows).astype(np.float64)
+    for place, row in enumerate(rows):
+        _change(scores[place], draws[row], None if masks is None else masks[row])
+    best = scores.argmax(axis=1)
+    highest = scores[np.arange(len(rows)), best]
+    random: list[int] = []
+    for place, row in enumerate(rows):
+        draw, grammar = draws[row], "the grammar, " if masks is not None and masks[row] is not None else ""
+        if (fault := _fault_of_request(float(highest[place]), draw.position, grammar)) is not None:
+            drawn.faults[row] = fault
+        elif draw.params.temperature == 0:
+            drawn.token_ids[row] = int(best[place])
+        else:
+            random.append(place)
+    if not random:
+        return {}
+    chances = [_chance(draws[rows[place]]) for place in random]
+    part = scores if len(random) == len(rows) else scores[random]
+    lists = shortlists(part, highest[random], best[random], chances, contenders)
+    return dict(zip((rows[place] for place in random), lists, strict=True))
+
+
+def _chance(draw: Draw) -> Chance:
+    return Chance(draw_key(draw.seed, draw.choice, draw.position), draw.params)
+
+
+def _tell_logprobs(logits: torch.Tensor, draws: Sequence[Draw], drawn: Drawn) -> None:
+    asked: dict[int, tuple[int, int]] = {}
+    for row, (draw, token) in enumerate(zip(draws, drawn.token_ids, strict=True)):
+        if draw.params.logprobs is not None and token is not None:
+            asked[row] = token, draw.params.logprobs
+    if asked:
+        tokens, tops = [token for token, _ in asked.values()], [top for _, top in asked.values()]
+        entries = token_logprobs(logits, tokens, tops, list(asked))
+        drawn.logprobs.update(zip(asked, entries, strict=True))
 
 
 def _fault_of_model(peak: float, position: int) -> str | None:
@@ -117,20 +197,6 @@ def _fault_of_request(peak: float, position: int, grammar: str) -> str | None:
     return f"penalties and logit_bias make the logits for token {position} {what}: no token can be drawn"
 
 
-def _largest(scores: torch.Tensor) -> torch.Tensor:
-    """The index of the largest along the last dimension: of equal ones the first. A NaN counts as the largest."""
-    if scores.device.type != "cpu":
-        return scores.argmax(dim=-1)
-    # on a CPU numpy looks at several numbers at a time, torch at one
-    wide = scores if scores.dtype.itemsize >= 4 else scores.float()
-    return torch.from_numpy(np.asarray(wide.numpy().argmax(axis=-1)))
-
-
-def _largest_with_value(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    best = _largest(logits)
-    return best, logits.gather(1, best.unsqueeze(1)).squeeze(1)
-
-
 def _largest_allowed(logits: torch.Tensor, draws: Sequence[Draw], masks: Sequence[Mask | None]) -> dict[int, int]:
     """The tokens of the rows that are greedy and where the mask is all that counts, at once; no row without any."""
     found = {
@@ -140,56 +206,43 @@ def _largest_allowed(logits: torch.Tensor, draws: Sequence[Draw], masks: Sequenc
     }
     if not found:
         return {}
-    scores = logits[list(found)]
+    scores = np.array(host(logits, list(found)))
     apply_masks(scores, list(found.values()))
-    best = _largest(scores)
-    peaks = scores.gather(1, best.unsqueeze(1)).squeeze(1).tolist()
-    return {row: token for row, token, peak in zip(found, best.tolist(), peaks, strict=True) if peak > -torch.inf}
+    best = scores.argmax(axis=1)
+    peaks = scores[np.arange(len(best)), best].tolist()
+    return {row: token for row, token, peak in zip(found, best.tolist(), peaks, strict=True) if peak > -math.inf}
+
+
+def takes_the_largest(params: SamplingParams, num_generated: int) -> bool:
+    """Whether the largest logit is all that counts of this draw, and nothing more is told of it."""
+    return params.temperature == 0 and params.logprobs is None and not _changes(params, num_generated)
 
 
 def _changes_logits(draw: Draw) -> bool:
-    params = draw.params
-    bans = wants_bans(params, draw.position - draw.num_prompt_tokens)
-    return bans or bool(params.logit_bias) or wants_penalties(params)
+    return _changes(draw.params, draw.position - draw.num_prompt_tokens)
 
 
-def _scores(logits: torch.Tensor, draw: Draw, mask: Mask | None) -> torch.Tensor:
-    """One row's scores: what penalties, bias, grammar and bans make of its logits, in float64."""
-    # in float64 the division, the sum and the noise round so finely that no rounding decides a draw
-    scores = logits.to(torch.float64, copy=True)
+def _changes(params: SamplingParams, num_generated: int) -> bool:
+    return wants_bans(params, num_generated) or bool(params.logit_bias) or wants_penalties(params)
+
+
+def _change(scores: Floats, draw: Draw, mask: Mask | None) -> None:
+    """Make of one row's logits, in float64, what penalties, bias, grammar and bans leave of them."""
     params, known, prompt = draw.params, draw.token_ids, draw.num_prompt_tokens
     if wants_penalties(params):
         penalize(scores, params, known, prompt)
     if params.logit_bias:
         add_bias(scores, params.logit_bias)
     if mask is not None:
-        apply_masks(scores.unsqueeze(0), [mask])
+        apply_masks(scores[None], [mask])
         if len(known) - prompt < params.min_tokens and not _goes_on(scores, draw):
             params = msgspec.structs.replace(params, min_tokens=0)
     if wants_bans(params, len(known) - prompt):
         ban(scores, banned_tokens(params, known, prompt, draw.eos_token_ids))
-    return scores
 
 
-def _goes_on(scores: torch.Tensor, draw: Draw) -> bool:
+def _goes_on(scores: Floats, draw: Draw) -> bool:
     """Whether there is a token that does not end the request."""
-    ends = [*draw.eos_token_ids, *draw.params.stop_token_ids]
-    others = scores.clone()
-    ban(others, ends)
-    return bool(others.max() > -torch.inf)
-
-
-def _choose(scores: torch.Tensor, highest: float, draw: Draw) -> int:
-    params = draw.params
-    if params.temperature == 0:
-        return int(_largest(scores))
-    # the largest score is taken off first, so that a tiny temperature overflows towards -inf only
-    scores = (scores - highest) / params.temperature
-    key = draw_key(draw.seed, draw.choice, draw.position)
-    if params.top_k <= 0 and params.min_p <= 0.0 and params.top_p >= 1.0:
-        noise = torch.from_numpy(gumbel_noise(key, scores.numel()))
-        return int(_largest(scores + noise.to(scores.device)))
-    kept = kept_tokens(scores, params.top_k, params.min_p, params.top_p)
-    kept = kept.sort().values  # by id, so that ties go to the lowest
-    noise = torch.from_numpy(gumbel_noise(key, kept.cpu().numpy().astype(np.uint64)))
-    return int(kept[_largest(scores[kept] + noise.to(scores.device))])
+    others = scores.copy()
+    ban(others, [*draw.eos_token_ids, *draw.params.stop_token_ids])
+    return bool(others.max() > -math.inf)

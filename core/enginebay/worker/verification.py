@@ -7,14 +7,17 @@ the next position is drawn too. So what comes out does not depend on what was pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from enginebay.messages import GrammarOutput, TokenLogprob
+from enginebay.worker.contenders import Contenders
+from enginebay.worker.contenders import contenders as plain_contenders
 from enginebay.worker.masks import grammar_masks
-from enginebay.worker.sampling import Draw, Largest, draw_tokens
+from enginebay.worker.sampling import Draw, Largest, draw_tokens, plain_largest, takes_the_largest
 from enginebay.worker.table import ScheduledRow
 
 __all__ = ["StepDraws", "draw_step"]
@@ -38,7 +41,8 @@ def draw_step(
     eos_token_ids: Sequence[int],
     grammar: GrammarOutput | None = None,
     *,
-    largest: Largest | None = None,
+    largest: Largest = plain_largest,
+    contenders: Contenders = plain_contenders,
 ) -> StepDraws:
     """Draw for the rows of a step that reach the end of what is known.
 
@@ -46,6 +50,8 @@ def draw_step(
     its proposals. Logits at fault behind a proposal end the row's drawing there, and are no fault of the row yet: drawn
     one by one, the step that comes to them would tell.
     """
+    if grammar is None and (draws := _largest_of_each(logits, rows, largest)) is not None:
+        return draws
     first = [0]
     for row in rows:
         first.append(first[-1] + 1 + len(row.draft_token_ids))
@@ -60,6 +66,7 @@ def draw_step(
             [_draw(rows[index], depth, eos_token_ids) for index in going],
             masks=None if masks is None else [masks[position] for position in at],
             largest=largest,
+            contenders=contenders,
         )
         further: list[int] = []
         for place, index in enumerate(going):
@@ -76,6 +83,20 @@ def draw_step(
                 further.append(index)
         going, depth = further, depth + 1
     return draws
+
+
+def _largest_of_each(logits: torch.Tensor, rows: Sequence[ScheduledRow], largest: Largest) -> StepDraws | None:
+    """The step's draws if no row asks for more than its largest logit, and no logits are at fault."""
+    for part in rows:
+        row = part.row
+        if part.draft_token_ids or not takes_the_largest(row.params, len(row.token_ids) - row.num_prompt_tokens):
+            return None
+    if not rows:
+        return StepDraws()
+    ids, values = largest(logits)
+    if not all(map(math.isfinite, values.tolist())):
+        return None
+    return StepDraws({part.row.request_id: [token] for part, token in zip(rows, ids.tolist(), strict=True)})
 
 
 def _draw(scheduled: ScheduledRow, depth: int, eos_token_ids: Sequence[int]) -> Draw:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from enginebay.errors import ModelError, WorkerFailed
+from enginebay.errors import ModelError
 from enginebay.interfaces import NoOptions, RunnerContext
 from enginebay.worker.names import Place
-from enginebay_runner_v1.collectives import Heard, PipelineGroup, TensorGroup, world_agrees
+from enginebay.worker.parallel.collectives import Heard, PipelineGroup, TensorGroup, agreed
 from enginebay_runner_v1.pipeline import PipelineStage
 from enginebay_runner_v1.sharding import TensorSplit
 
@@ -118,16 +118,9 @@ class WorldShare:
         ids = torch.empty((sum(counts),), dtype=torch.int64, device=self._device)
         return Told(self.stage.group.hear(ids), counts)
 
-    @contextmanager
-    def agreed(self) -> Iterator[None]:
+    def agreed(self) -> AbstractContextManager[None]:
         """Whatever is done within is done by every rank, or every rank fails; nobody waits for one that did."""
-        try:
-            yield
-        except Exception:
-            world_agrees(self._world, fine=False, device=self._device)
-            raise
-        if not world_agrees(self._world, fine=True, device=self._device):
-            raise WorkerFailed("another rank of the world failed to load its part of the model: see its error")
+        return agreed(self._world, self._device)
 
     def words(self) -> dict[str, str]:
         """What is split how, for people."""

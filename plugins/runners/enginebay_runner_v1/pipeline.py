@@ -14,8 +14,8 @@ import torch
 
 from enginebay.errors import ModelError
 from enginebay.worker.names import Place
-from enginebay_runner_v1.collectives import PipelineGroup
-from enginebay_runner_v1.shares import TooManyRanks, stages
+from enginebay.worker.parallel.collectives import PipelineGroup
+from enginebay.worker.parallel.shares import TooManyRanks, stages
 
 __all__ = ["PipelineStage"]
 

@@ -13,11 +13,11 @@ import torch
 
 from enginebay.errors import ModelError
 from enginebay.worker.names import Place
+from enginebay.worker.parallel.collectives import TensorGroup
+from enginebay.worker.parallel.cuts import Cut
+from enginebay.worker.parallel.plan import TensorPlan, make_plan
+from enginebay.worker.parallel.shares import HeadShare
 from enginebay.worker.probing.shapes import LayerShape
-from enginebay_runner_v1.collectives import TensorGroup
-from enginebay_runner_v1.cuts import Cut
-from enginebay_runner_v1.plan import TensorPlan, make_plan
-from enginebay_runner_v1.shares import HeadShare
 
 __all__ = ["TensorSplit"]
 
@@ -103,12 +103,7 @@ class TensorSplit:
 
     def words(self) -> str:
         """The split in force, for people: "3+6 query heads, 1+2 KV heads"."""
-        if not self.plan.heads:
-            return f"{self.group.size} ranks, attention whole on each"
-        shares = next(iter(self.plan.heads.values()))
-        queries, kv = ("+".join(str(len(getattr(s, what))) for s in shares) for what in ("queries", "kv"))
-        replicated = "" if len({(s.kv.start, s.kv.stop) for s in shares}) == len(shares) else " (some on several ranks)"
-        return f"{queries} query heads, {kv} KV heads{replicated}"
+        return self.plan.words()
 
     def _sum(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return self.group.reduce(output)

@@ -8,30 +8,33 @@ import torch
 
 from enginebay.errors import ModelError, one_line
 from enginebay.graph import Record
-from enginebay.interfaces import Packed, Parameter
 from enginebay.worker.loader_checks import some
 from enginebay.worker.loader_facts import ModelFacts
 from enginebay_runner_v2 import ops
 from enginebay_runner_v2.cut import refs
-from enginebay_runner_v2.passes.origins import constant_tensor
+from enginebay_runner_v2.own_weights import OwnWeights
+from enginebay_runner_v2.passes.origins import constant_tensor, cuts_of, uncut
 from enginebay_runner_v2.references import unpack_linear
 
 __all__ = ["PlainConstants", "check_weights_are_there", "make_constants", "pack", "packed_names"]
 
-_LINEAR = f"{ops.NAMESPACE}::linear"
+_LINEARS = (f"{ops.NAMESPACE}::linear", f"{ops.NAMESPACE}::gated_linear")
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
-def make_constants(record: Record, state: Mapping[str, torch.Tensor], *, packed: bool) -> dict[str, torch.Tensor]:
+def make_constants(
+    record: Record, state: Mapping[str, torch.Tensor], *, packed: bool, int8: bool = False
+) -> dict[str, torch.Tensor]:
     """Every constant of the record, by its name there. ``state``: the weights by the module's names, as many as asked
-    for (``check_weights_are_there``). ``packed``: those that can be are packed, one by one, so that no second copy of
-    all of them is ever there.
+    for (``check_weights_are_there``), of each this rank's part (``OwnWeights``). ``packed``: those that can be are
+    packed, one by one, so that no second copy of all of them is ever there; ``int8``: in int8.
     """
-    chosen = packed_names(record) if packed else frozenset()
+    chosen = packed_names(record) if packed or int8 else frozenset()
+    lay_out = torch.ops.enginebay.pack_linear_int8 if int8 else pack
     made = {}
     for name in record.constants:
-        tensor = constant_tensor(record.origin(name), state)
-        made[name] = pack(tensor) if name in chosen else tensor
+        tensor = constant_tensor(uncut(record.origin(name)), state)
+        made[name] = lay_out(tensor) if name in chosen else tensor
     return made
 
 
@@ -49,7 +52,7 @@ def packed_names(record: Record) -> frozenset[str]:
     otherwise: set[str] = set()
     for node in record.nodes:
         used = list(refs(node))
-        if node.op == _LINEAR and isinstance(node.args[1], dict):
+        if node.op in _LINEARS and isinstance(node.args[1], dict):
             weight = node.args[1]["ref"]
             used.remove(weight)
             as_weight.add(weight)
@@ -67,26 +70,25 @@ def check_weights_are_there(records: Iterable[Record], state: Mapping[str, torch
 
 
 def _names(record: Record, constant: str) -> tuple[str, ...]:
-    match record.origin(constant):
-        case Parameter(name=name):
-            return (name,)
-        case Packed(names=names):
-            return names
-    return ()
+    return tuple(cuts_of(record.origin(constant)))
 
 
 class PlainConstants(Mapping[str, torch.Tensor]):
-    """Constants by name as they were before they were packed; each is unpacked when it is asked for."""
+    """Constants by name as they were before they were packed; each is unpacked when it is asked for.
+
+    Weights in int8 are given as they are: what was rounded away does not come back.
+    """
 
     def __init__(self, record: Record, bound: Mapping[str, torch.Tensor], facts: ModelFacts, prefix: str) -> None:
         """``prefix`` stands before the names."""
-        self._record, self._bound, self._facts, self._prefix = record, bound, facts, prefix
+        self._record, self._bound, self._prefix = record, bound, prefix
+        self._own = OwnWeights([record], facts)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         constant = name.removeprefix(self._prefix)
         tensor = self._bound[constant]
-        shapes = [self._facts.shapes[part] for part in _names(self._record, constant)]
-        if tensor.dim() == 1 and shapes and len(shapes[0]) == 2:
+        shapes = [self._own.shape(part) for part in _names(self._record, constant)]
+        if tensor.dim() == 1 and shapes and len(shapes[0]) == 2 and tensor.dtype != torch.int8:
             return unpack_linear(tensor, sum(shape[0] for shape in shapes), shapes[0][1])
         return tensor
 

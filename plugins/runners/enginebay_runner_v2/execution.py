@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from enginebay.graph import Record, dump_record, from_record
+from enginebay_runner_v2.collectives import fault_of, groups_of
 
 __all__ = ["CodePart", "NativePart", "Part"]
 
@@ -47,6 +48,7 @@ class NativePart:
     def __init__(self, record: Record) -> None:
         self._program: Any = torch.classes.enginebay.Program(dump_record(record).decode())
         self._names = frozenset((*record.inputs, *record.constants))
+        self._groups = groups_of(record)
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """See ``Part``."""
@@ -54,5 +56,10 @@ class NativePart:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See ``Part``."""
-        outputs: list[torch.Tensor] = self._program.run(list(inputs))
+        try:
+            outputs: list[torch.Tensor] = self._program.run(list(inputs))
+        except RuntimeError as error:
+            if (fault := fault_of(self._groups)) is not None:
+                raise fault from error
+            raise
         return outputs

@@ -12,13 +12,26 @@ from contextlib import suppress
 
 from enginebay.errors import one_line
 from enginebay_runner_v2.native import load, why_not
-from enginebay_runner_v2.native.build import BuildFailed, find
+from enginebay_runner_v2.native.build import BuildFailed, find, folder, parts
 
-__all__ = ["Kernels"]
+__all__ = ["Kernels", "foreseen"]
 
 _LOG = logging.getLogger("enginebay.runner.v2")
 _BUILD_SECONDS = 900
 """What the deadlines are told that a build may take."""
+
+
+def foreseen(compile: str) -> tuple[str, str]:  # noqa: A002  # the option's name
+    """Whether steps will run natively, and why, before anything is started: for ``enginebay check``."""
+    if compile == "off":
+        return "off", "[runner.options] compile"
+    if (library := find()) is not None:
+        return "built", str(library)
+    if (why := why_not()) is not None:
+        return "none", why
+    done, files = parts()
+    when = "the start waits for them" if compile == "wait" else "built while the engine runs, which then changes over"
+    return "not built yet", f"{when}; {done} of {files} files are compiled, in {folder()}"
 
 
 class Kernels:
@@ -41,8 +54,8 @@ class Kernels:
         else:
             how = "now" if self._waits else "gently"
             self._builder = subprocess.Popen(
-                [sys.executable, "-P", "-m", "enginebay_runner_v2.native.child", str(os.getpid()), how],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-m", "enginebay_runner_v2.native.child", how],
+                stdin=subprocess.PIPE,  # open as long as we are there
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -70,7 +83,9 @@ class Kernels:
         return self._built
 
     def _take(self, builder: subprocess.Popen[str]) -> None:
-        """It has ended."""
+        """It has ended. One that was killed has left its compilers, and they hold its output open."""
+        if builder.returncode < 0:
+            _end_group(builder)
         said, _ = builder.communicate()
         self._builder, self._built = None, builder.returncode == 0
         if not self._built:
@@ -85,6 +100,10 @@ class Kernels:
         """End a build that is under way, with the compilers that it has started."""
         builder, self._builder = self._builder, None
         if builder is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(builder.pid, signal.SIGKILL)
+            _end_group(builder)
             builder.communicate()
+
+
+def _end_group(builder: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(builder.pid, signal.SIGKILL)

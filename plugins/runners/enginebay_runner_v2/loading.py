@@ -18,9 +18,11 @@ from enginebay.worker.loader_incoming import IncomingWeights
 from enginebay.worker.loader_sources import WeightSource
 from enginebay_runner_v2.kernels import Kernels
 from enginebay_runner_v2.options import RunnerV2Options
+from enginebay_runner_v2.own_weights import OwnWeights
 from enginebay_runner_v2.pages import Pages
 from enginebay_runner_v2.prepare import prepare
 from enginebay_runner_v2.prepared import PreparedStep
+from enginebay_runner_v2.ranks import Ranks
 from enginebay_runner_v2.step import Step
 
 __all__ = ["Loading"]
@@ -38,7 +40,12 @@ class Loading(ModelRunner[RunnerV2Options]):
         self._pages: Pages | None = None
         self._num_blocks = 0
         self._incoming: IncomingWeights | None = None
-        self._kernels = Kernels(context.options.compile, context.announce)
+        self._kernels = Kernels(context.options.building, context.announce)
+        self.ranks = Ranks(context)
+
+    @property
+    def _int8(self) -> bool:
+        return self.context.options.weights == "int8"
 
     @property
     def prepared(self) -> PreparedStep:
@@ -54,19 +61,22 @@ class Loading(ModelRunner[RunnerV2Options]):
 
     def load_model(self) -> None:
         """Capture the model, or find its graph where it was kept, and map the weights."""
-        self._prepared = prepare(self.context)
-        self._step = self._make(FolderWeights(Path(self.context.model.path)))
+        native = self._ready()
+        with self.ranks.agreed():
+            self._prepared = self.ranks.bound(prepare(self.context))
+            self._step = self._make(FolderWeights(Path(self.context.model.path)), native)
 
     def load_empty(self) -> None:
         """The same graph over weights of any content; a peer fills them."""
-        self._prepared = prepare(self.context)
-        facts = self._prepared.facts
-        dtype, kept = torch_dtype(self.context.dtype), set(facts.float32)
-        state = {
-            name: torch.empty(shape, dtype=torch.float32 if name in kept else dtype)
-            for name, shape in facts.shapes.items()
-        }
-        self._step = Step.from_weights(self._prepared, state, native=False)
+        with self.ranks.agreed():
+            self._prepared = self.ranks.bound(prepare(self.context))
+            facts = self._prepared.facts
+            dtype, kept, own = torch_dtype(self.context.dtype), set(facts.float32), self._own()
+            state = {
+                name: torch.empty(own.shape(name), dtype=torch.float32 if name in kept else dtype)
+                for name in facts.shapes
+            }
+            self._step = Step.from_weights(self._prepared, state, native=False, int8=self._int8)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The constants of the graph, each laid out as plain weights are."""
@@ -74,11 +84,10 @@ class Loading(ModelRunner[RunnerV2Options]):
 
     def weights_received(self) -> None:
         """Lay the weights out for the kernels, if these are there."""
-        self._kernels.begin()
         self.change_over()
 
-    def _make(self, source: WeightSource) -> Step:
-        """The step with these weights. Raises ``ModelError`` for weights that are not the model's."""
+    def _make(self, source: WeightSource, native: bool) -> Step:
+        """The step with this rank's part of these weights; raises ``ModelError`` for those that are not the model's."""
         facts = self.prepared.facts
         state = read_weights(
             source,
@@ -86,13 +95,28 @@ class Loading(ModelRunner[RunnerV2Options]):
             find_places(source, facts),
             dtype=torch_dtype(self.context.dtype),
             device=torch.device("cpu"),
+            part=self._own(),
         )
+        return Step.from_weights(self.prepared, state, native=native, int8=self._int8)
+
+    def _own(self) -> OwnWeights:
+        return OwnWeights((self.prepared.body, self.prepared.head), self.prepared.facts)
+
+    def _ready(self) -> bool:
+        """Whether steps can run natively; if not, somebody builds the kernels from here on.
+
+        Tensor ranks change over together, so that between the layers all have the same numbers, bit for bit.
+        """
+        if self.context.options.compile == "off":
+            return False
         self._kernels.begin()
-        return Step.from_weights(self.prepared, state, native=self._kernels.ready())
+        if self._int8:  # the largest step is tried before the short one, and without them it is slow
+            self._kernels.wait()
+        return self.ranks.all(self._kernels.ready())
 
     def change_over(self) -> None:
         """Run natively from here on, if the kernels are there by now and were not before. Between two steps."""
-        if self._step is not None and not self._step.native and self._kernels.ready():
+        if self._step is not None and not self._step.native and self._ready():
             self._step = self._step.as_native()
             self._attach()
             _LOG.info("the kernels are built: steps run natively from here on")
@@ -154,7 +178,9 @@ class Loading(ModelRunner[RunnerV2Options]):
     def finish_weight_update(self, finish: FinishWeightUpdate) -> None:
         """Make a step of them, try that one, and keep it; or keep ours."""
         assert self._incoming is not None, "the worker keeps the order"
-        ours, self._step = self._step, self._make(self._incoming.source)
+        native = self._ready()
+        with self.ranks.agreed():
+            ours, self._step = self._step, self._make(self._incoming.source, native)
         try:
             self._attach()
             if self._pages is not None:
@@ -171,4 +197,5 @@ class Loading(ModelRunner[RunnerV2Options]):
     def drop(self) -> None:
         """Give everything back; also after a failed load."""
         self._kernels.leave()
+        self.ranks.leave()
         self._step = self._prepared = self._pages = self._incoming = None

@@ -19,16 +19,31 @@ def make(context: RunnerContext[RunnerV2Options]) -> PreparedStep:
     """See ``prepare``."""
     if context.options.verify_graph:
         check_passes(context)
+    rank, size = context.place.tensor_rank, context.world.tensor_parallel_size
     captured = capture(
-        Path(context.model.path), context.model, dtype=context.dtype, max_model_len=context.max_model_len
+        Path(context.model.path),
+        context.model,
+        dtype=context.dtype,
+        max_model_len=context.max_model_len,
+        tensor_rank=rank,
+        tensor_size=size,
     )
     graph_context = GraphContext(
         dtype=context.dtype,
         block_size=context.block_size,
         max_model_len=context.max_model_len,
+        tensor_rank=rank,
+        tensor_size=size,
         model=context.model,
         constants=dict(captured.constants),
     )
     run_passes(captured.graph_module, context.graph_passes, graph_context)
     body, head = cut(to_record(captured.graph_module, graph_context.constants))
-    return PreparedStep(body=body, head=head, shapes=captured.shapes, groups=captured.groups, facts=captured.facts)
+    return PreparedStep(
+        body=body,
+        head=head,
+        shapes=captured.own_shapes,
+        groups=captured.groups,
+        facts=captured.facts,
+        split="" if captured.plan is None else captured.plan.words(),
+    )

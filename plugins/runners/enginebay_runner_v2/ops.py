@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from enginebay_runner_v2 import references
+from enginebay_runner_v2.int8_reference import packed_length_int8
 
 __all__ = ["ACTIVATIONS", "NAMESPACE", "NORM_STYLES", "SCHEMAS"]
 
@@ -38,8 +39,12 @@ SCHEMAS = {
     "gated": "(Tensor gate_up, int activation) -> Tensor",
     # [N, K] → 1-D, opaque: see references.pack_linear
     "pack_linear": "(Tensor weight) -> Tensor",
-    # x [..., K]; weight [N, K], or 1-D as pack_linear made it → [..., N] in x's dtype, or in float32 when asked
+    # [N, K] → 1-D int8, opaque: see int8_reference.py
+    "pack_linear_int8": "(Tensor weight) -> Tensor",
+    # x [..., K]; weight [N, K], or 1-D as pack_linear or pack_linear_int8 made it → [..., N] in its dtype, or float32
     "linear": "(Tensor x, Tensor weight, Tensor? bias, int out_features, *, bool float_out=False) -> Tensor",
+    # gated(linear(x, weight, bias, out_features), activation), bit for bit, [..., out_features / 2]
+    "gated_linear": "(Tensor x, Tensor weight, Tensor? bias, int out_features, int activation) -> Tensor",
     # rows of a packed [outputs, inputs], ids [...] int64 → [..., inputs]: a tied embedding needs no second copy
     "packed_rows": "(Tensor packed, Tensor ids, int outputs, int inputs) -> Tensor",
     # qkv [T, (heads + 2 kv_heads) D]; table [positions, rotary dims] float32: cos half | sin half → [T, heads D]
@@ -50,6 +55,10 @@ SCHEMAS = {
     "Tensor? sinks) -> Tensor",
     # x [T, ...], rows [S] int64 → [S, ...]
     "select_rows": "(Tensor x, Tensor rows) -> Tensor",
+    # x of any shape → the sum of all ranks' in the group of that name
+    "all_reduce": "(Tensor x, str group) -> Tensor",
+    # x [..., sizes[rank]] → all ranks' side by side, [..., sum(sizes)]
+    "all_gather": "(Tensor x, int[] sizes, str group) -> Tensor",
     # logits [S, N] → ids [S] int64 (the lowest among equals; NaN is the largest), values [S] float32
     "greedy": "(Tensor logits) -> (Tensor, Tensor)",
 }
@@ -73,10 +82,18 @@ def _fake_pack_linear(weight: Tensor) -> Tensor:
     return weight.new_empty(references.packed_length(outputs, inputs, weight.dtype))
 
 
+def _fake_pack_linear_int8(weight: Tensor) -> Tensor:
+    return weight.new_empty(packed_length_int8(*weight.shape), dtype=torch.int8)
+
+
 def _fake_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, *, float_out: bool = False
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features), dtype=torch.float32 if float_out else x.dtype)
+
+
+def _fake_gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, activation: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features // 2))
 
 
 def _fake_packed_rows(packed: Tensor, ids: Tensor, outputs: int, inputs: int) -> Tensor:
@@ -125,6 +142,14 @@ def _fake_select_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.new_empty((rows.shape[0], *x.shape[1:]))
 
 
+def _fake_all_reduce(x: Tensor, group: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _fake_all_gather(x: Tensor, sizes: list[int], group: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], sum(sizes)))
+
+
 def _fake_greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.new_empty((logits.shape[0],), dtype=torch.int64), logits.new_empty(
         (logits.shape[0],), dtype=torch.float32
@@ -136,11 +161,15 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "add_rms_norm": _fake_add_rms_norm,
     "gated": _fake_gated,
     "pack_linear": _fake_pack_linear,
+    "pack_linear_int8": _fake_pack_linear_int8,
     "linear": _fake_linear,
+    "gated_linear": _fake_gated_linear,
     "packed_rows": _fake_packed_rows,
     "rotary_attention": _fake_rotary_attention,
     "paged_attention": _fake_paged_attention,
     "select_rows": _fake_select_rows,
+    "all_reduce": _fake_all_reduce,
+    "all_gather": _fake_all_gather,
     "greedy": _fake_greedy,
 }
 _library: Any = torch.library  # its functions have no annotations

@@ -24,9 +24,24 @@ class RunnerV2Options(Options):
             )
         ),
     ] = "background"
+    weights: Annotated[
+        Literal["model", "int8"],
+        Field(
+            description=(
+                "How weights of products are kept. model: in the model's dtype; int8: in whole numbers from -127 to "
+                "127, one scale for each output, half as large as bfloat16 and read twice as fast; tokens may differ, "
+                "and the start waits for the kernels unless compile is off, since steps without them are slow."
+            )
+        ),
+    ] = "model"
     verify_graph: Annotated[
         bool,
         Field(
             description="Compare results before and after each graph pass at the start, and refuse one that differs."
         ),
     ] = False
+
+    @property
+    def building(self) -> Literal["off", "background", "wait"]:
+        """``compile``, as it is in force with these weights."""
+        return "wait" if self.weights == "int8" and self.compile == "background" else self.compile

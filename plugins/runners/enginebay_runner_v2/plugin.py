@@ -12,6 +12,7 @@ from enginebay.interfaces import (
     RunnerContext,
     RunnerPlugin,
 )
+from enginebay.worker.probing.known_parallel import splits
 from enginebay_runner_v2.capturable import supports
 from enginebay_runner_v2.options import RunnerV2Options
 from enginebay_runner_v2.passes import built_in_passes
@@ -40,6 +41,18 @@ def _make(context: RunnerContext[RunnerV2Options]) -> ModelRunner[RunnerV2Option
     from enginebay_runner_v2.runner import RunnerV2
 
     return RunnerV2(context)
+
+
+def _hesitates() -> str | None:
+    from enginebay_runner_v2.native import why_not
+
+    return why_not()
+
+
+def _foresees(options: RunnerV2Options) -> dict[str, tuple[str, str]]:
+    from enginebay_runner_v2.kernels import foreseen
+
+    return {"kernels": foreseen(options.building)}
 
 
 def _capture(context: GraphContext) -> CapturedGraph:
@@ -71,10 +84,16 @@ def enginebay_register_runners() -> list[RunnerPlugin[RunnerV2Options]]:
                 sleep=True,
                 update_weights=True,
                 send_weights=True,
+                tensor_parallel=True,
                 max_draft_tokens=64,
+                dtypes=("bfloat16", "float32"),
+                cache_as_dtype=True,
             ),
             requires_modules={"torch": "torch", "transformers": "transformers"},
             supports=supports,
-            preference=5,
+            hesitates=_hesitates,
+            foresees=_foresees,
+            splits=splits,
+            preference=20,
         )
     ]

@@ -23,6 +23,8 @@ def prepare(context: RunnerContext[RunnerV2Options]) -> PreparedStep:
         architecture=context.model.architecture,
         dtype=context.dtype,
         max_model_len=context.max_model_len,
+        tensor_rank=context.place.tensor_rank,
+        tensor_size=context.world.tensor_parallel_size,
     )
     kept = read_prepared(key)
     if kept is not None and not context.options.verify_graph:

@@ -33,7 +33,8 @@ _LOG = logging.getLogger("enginebay.runner.v2")
 
 class PreparedStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``body`` and ``head`` as ``cut`` makes them; ``shapes`` of each layer's attention, and the layers by KV group;
-    ``facts`` by which the model's weights are read."""
+    ``facts`` by which the model's weights are read. Of several tensor ranks it is one's, but for the facts, which are
+    the whole model's; ``split`` says for people who has which heads."""
 
     format: int = _FORMAT
     body: Record
@@ -41,6 +42,7 @@ class PreparedStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shapes: tuple[LayerShape, ...]
     groups: tuple[LayerGroup, ...]
     facts: ModelFacts
+    split: str = ""
 
 
 def key_of(config: bytes, passes: Sequence[GraphPass], **settings: str | int) -> str:

@@ -16,13 +16,19 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from enginebay_runner_v2.attention_reference import paged_attention, rotary_attention
+from enginebay_runner_v2.collectives import all_gather, all_reduce
+from enginebay_runner_v2.int8_reference import linear_int8, pack_linear_int8
 
 __all__ = [
     "add_rms_norm",
+    "all_gather",
+    "all_reduce",
     "gated",
+    "gated_linear",
     "greedy",
     "linear",
     "pack_linear",
+    "pack_linear_int8",
     "packed_length",
     "packed_rows",
     "paged_attention",
@@ -34,6 +40,7 @@ __all__ = [
 
 BLOCK = 32
 """Outputs of a block of a packed weight."""
+_ROWS_AT_ONCE = 512
 _TILES = {torch.bfloat16: (32, 2), torch.float32: (1, 1)}
 """dtype → (inputs of a tile, neighbouring inputs that lie together)."""
 
@@ -108,13 +115,22 @@ def packed_rows(packed: Tensor, ids: Tensor, outputs: int, inputs: int) -> Tenso
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, *, float_out: bool = False) -> Tensor:
     """``x @ weight.T + bias``."""
+    if weight.dtype == torch.int8:
+        return linear_int8(x, weight, bias, out_features, float_out=float_out)
     if weight.dim() == 1:
         weight = unpack_linear(weight, out_features, x.shape[-1])
     if weight.shape[0] != out_features:
         raise ValueError(f"the weight has {weight.shape[0]} outputs, and out_features is {out_features}")
-    if float_out:
-        return functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    return functional.linear(x, weight, bias)
+    if not float_out or x.dtype == torch.float32:
+        return functional.linear(x, weight, bias)
+    wide = x.float()  # the weight a piece at a time: a vocabulary's in float32 would go through memory twice
+    made = torch.cat([functional.linear(wide, piece.float()) for piece in torch.split(weight, _ROWS_AT_ONCE)], dim=-1)
+    return made if bias is None else made + bias.float()
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, activation: int) -> Tensor:
+    """A product, the first half of whose outputs are gates of the second half."""
+    return gated(linear(x, weight, bias, out_features), activation)
 
 
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:

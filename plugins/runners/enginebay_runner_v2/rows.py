@@ -72,14 +72,15 @@ class Rows:
         """The inputs of a step. ``wanted``: tokens of the step whose logits are wanted; None: those behind which is
         drawn.
         """
-        indices = np.fromiter((self._row(part.row) for part in scheduled), np.int64, len(scheduled))
-        counts = np.fromiter((part.num_tokens for part in scheduled), np.int64, len(scheduled))
-        starts = np.fromiter((part.row.num_computed_tokens for part in scheduled), np.int64, len(scheduled))
+        rows = [part.row for part in scheduled]
+        indices = np.array([self._row(row) for row in rows], dtype=np.int64)
+        counts = np.array([part.num_tokens for part in scheduled], dtype=np.int64)
+        starts = np.array([row.num_computed_tokens for row in rows], dtype=np.int64)
         ends = counts.cumsum()
         total = int(ends[-1]) if len(scheduled) else 0
         if total == len(scheduled):
             owners, positions = indices, starts
-            ids = np.fromiter((_last(part) for part in scheduled), np.int64, total)
+            ids = np.array([row.token_ids[row.num_computed_tokens] for row in rows], dtype=np.int64)
         else:
             owners = indices.repeat(counts)
             positions = np.arange(total, dtype=np.int64) + (starts + counts - ends).repeat(counts)
@@ -135,17 +136,11 @@ class _Held:
     written: list[int]
 
 
-def _last(part: ScheduledRow) -> int:
-    """The one token of a row that computes one."""
-    row = part.row
-    return row.token_ids[row.num_computed_tokens]
-
-
 def _drawn(scheduled: Sequence[ScheduledRow], ends: Longs) -> Longs:
     """The tokens behind which is drawn: of each row that reaches its end the last one, and one more per proposal."""
     if not any(part.draft_token_ids for part in scheduled):
-        samples = np.fromiter((part.samples for part in scheduled), np.bool_, len(scheduled))
-        return ends[samples] - 1
+        last: Longs = ends[np.array([part.samples for part in scheduled], dtype=np.bool_)] - 1
+        return last
     return np.fromiter(
         (
             token

@@ -11,10 +11,12 @@ from enginebay.interfaces import RunnerContext
 from enginebay.messages import GrammarOutput, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 from enginebay.worker import RequestTable, ScheduledRow
 from enginebay.worker.answers import ROWS_AT_ONCE, PromptEntries, answer_step, prompt_targets
+from enginebay.worker.contenders import contenders
 from enginebay.worker.loader import torch_dtype
 from enginebay.worker.probing.groups import kv_spec
 from enginebay.worker.probing.shapes import kv_words
 from enginebay.worker.verification import draw_step
+from enginebay_runner_v2.drawing import native_contenders
 from enginebay_runner_v2.loading import Loading
 from enginebay_runner_v2.options import RunnerV2Options
 from enginebay_runner_v2.pages import reserve
@@ -122,7 +124,12 @@ class RunnerV2(Loading):
         assert step is not None, "the worker keeps the order"
         drawing = [part for part in step.scheduled if part.samples]
         drawn = draw_step(
-            step.logits, drawing, self.context.model.eos_token_ids, grammar_output, largest=torch.ops.enginebay.greedy
+            step.logits,
+            drawing,
+            self.context.model.eos_token_ids,
+            grammar_output,
+            largest=torch.ops.enginebay.greedy,
+            contenders=native_contenders if self.step.native else contenders,
         )
         return answer_step(self.table, step.scheduled, drawn, step.prompts)
 
@@ -152,6 +159,8 @@ class RunnerV2(Loading):
             "attention": "paged_native" if self.step.native else "paged_reference",
             "execution": "graph, native" if self.step.native else "graph, python",
             "kv_cache": kv_words(self.prepared.shapes),
+            **({"weights": "int8"} if self.context.options.weights == "int8" else {}),
+            **({"tensor parallel": self.prepared.split} if self.prepared.split else {}),
         }
 
     def close(self) -> None:

@@ -52,12 +52,17 @@ class Step:
         self._head.bind(constants[1])
 
     @classmethod
-    def from_weights(cls, prepared: PreparedStep, state: Mapping[str, torch.Tensor], *, native: bool) -> Step:
-        """With these weights, by the module's names. Raises ``ModelError`` where some are missing."""
+    def from_weights(
+        cls, prepared: PreparedStep, state: Mapping[str, torch.Tensor], *, native: bool, int8: bool = False
+    ) -> Step:
+        """With these weights, by the module's names; ``int8``: those of products in int8, native or not.
+
+        Raises ``ModelError`` where some are missing.
+        """
         body, head = prepared.body, prepared.head
         check_weights_are_there((body, head), state, prepared.facts)
-        made = make_constants(body, state, packed=native), make_constants(head, state, packed=native)
-        return cls(prepared, made, native=native)
+        of_body, of_head = (make_constants(part, state, packed=native, int8=int8) for part in (body, head))
+        return cls(prepared, (of_body, of_head), native=native)
 
     def as_native(self) -> Step:
         """The same on packed weights; this one is of no use afterwards, so that no weight is there twice."""

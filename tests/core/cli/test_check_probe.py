@@ -265,7 +265,8 @@ def test_a_real_model_and_a_light_parent(smollm2: Path) -> None:  # P8, P9
     told = json.loads(done.stdout)
     rows = {item["name"]: item["value"] for item in told["in_force"]}
     assert rows["device"] in ("cpu", "cuda:0")
-    assert rows["attention"] == "paged_sdpa"
+    assert (rows["runner"], rows["kernels"]) == ("v2", "built")
+    assert (rows["attention"], rows["execution"]) == ("paged_native", "graph, native")
     assert rows["kv_blocks"] == "32"
     assert rows["longest request"] == "512 tokens"
     [group] = told["probe"]["workers"][0]["kv_cache_groups"]

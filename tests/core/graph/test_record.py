@@ -121,7 +121,9 @@ def test_every_kind_of_argument_comes_back_with_its_type(value: Any) -> None:
     "origin",
     [
         Parameter(name="a.b"),
+        Parameter(name="a.b", dim=1, ranges=((3, 9), (12, 18))),
         Packed(names=("q", "k", "v"), dim=1),
+        Packed(names=("q", "k"), ranges=(((0, 6),), ((2, 4),))),
         Table(kind="rotary", settings={"base": 1e4, "n": [1]}),
     ],
     ids=repr,
@@ -176,6 +178,8 @@ def test_what_is_damaged_is_refused_with_its_place(data: bytes, said: str) -> No
     [
         *({}, {"file": "x"}, {"parameter": ""}, {"parameter": "a", "dim": 0}, {"packed": []}, {"packed": ["a"]}),
         *({"packed": ["a", 1], "dim": 0}, {"packed": ["a"], "dim": -1}, {"table": 1}, {"parameter": "a\n"}),
+        *({"parameter": "a", "dim": 0, "ranges": ranges} for ranges in ([], [[0]], [[3, 3]], [[-1, 2]], [[0, 2.0]], 1)),
+        *({"packed": ["a"], "dim": 0, "ranges": ranges} for ranges in ([], [[]], [[0, 2]], [[[0, 2]], [[0, 2]]], 1)),
     ],
     ids=str,
 )

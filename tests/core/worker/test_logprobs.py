@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginebay.messages import SamplingParams, TokenLogprob
-from enginebay.worker.logprobs import token_logprob, token_logprobs, unusable
+from enginebay.worker.logprobs import token_logprobs, unusable
 from enginebay.worker.sampling import Draw, draw_tokens
 from support.numpy_sampling import kept, log_softmax
 
@@ -23,7 +23,7 @@ def test_entries_equal_the_naive_reading(
     logits: list[float], data: st.DataObject, top: int, dtype: torch.dtype
 ) -> None:
     token = data.draw(st.integers(0, len(logits) - 1))
-    entry = token_logprob(torch.tensor(logits, dtype=dtype), token, top)
+    (entry,) = token_logprobs(torch.tensor([logits], dtype=dtype), [token], top)
     expected, order = log_softmax(logits), kept(logits)
     assert entry.token_id == token
     assert entry.rank == order.index(token) + 1
@@ -50,7 +50,7 @@ def test_they_are_of_the_raw_distribution(dtype: torch.dtype) -> None:
     }
     drawn = draw_tokens(logits, [Draw(SamplingParams(logprobs=4, **everything), [3, 4], 1, eos_token_ids=(2,))])
     assert drawn.token_ids == [5]
-    assert drawn.logprobs == {0: token_logprob(logits[0], 5, 4)}
+    assert drawn.logprobs == {0: token_logprobs(logits, [5], 4)[0]}
     assert drawn.logprobs[0].top[0][0] == int(logits.argmax())
     assert drawn.logprobs[0].logprob == pytest.approx(float(logits[0].double().log_softmax(-1)[5]), abs=1e-12)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,17 +30,17 @@ penalties = st.builds(
 def test_penalties_equal_the_naive_reading(
     raw: list[float], params: SamplingParams, prompt: list[int], answer: list[int]
 ) -> None:
-    scores = torch.tensor(raw, dtype=torch.float64)
+    scores = np.array(raw, dtype=np.float64)
     penalize(scores, params, [*prompt, *answer], len(prompt))
-    np.testing.assert_allclose(scores.numpy(), numpy_sampling.penalized(raw, params, prompt, answer), atol=1e-12)
+    np.testing.assert_allclose(scores, numpy_sampling.penalized(raw, params, prompt, answer), atol=1e-12)
     if not wants_penalties(params):
         assert scores.tolist() == raw
 
 
 def penalized(raw: list[float], known: list[int], num_prompt_tokens: int, **params: Any) -> list[float]:
-    scores = torch.tensor(raw, dtype=torch.float64)
+    scores = np.array(raw, dtype=np.float64)
     penalize(scores, SamplingParams(**params), known, num_prompt_tokens)
-    return scores.tolist()
+    return [float(score) for score in scores]
 
 
 def test_what_each_penalty_counts() -> None:
@@ -92,7 +91,7 @@ def test_min_tokens_equal_the_naive_reading(
 
 
 def test_bias_and_bans_leave_ids_without_a_logit_alone() -> None:
-    scores = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    scores = np.array([1.0, 2.0, 3.0])
     add_bias(scores, {0: 0.5, 1: -math.inf, 3: 9.0, -1: 9.0})
     assert scores.tolist() == [1.5, -math.inf, 3.0]
     ban(scores, [0, 0, 3, -1])

@@ -23,7 +23,7 @@ FOUR = world_of(2, 2)
 
 @pytest.fixture(scope="module")
 def herd() -> Iterator[Herd]:
-    with Herd("support.rank_worlds", "enginebay_runner_v1.collectives", "enginebay.worker.device") as made:
+    with Herd("support.rank_worlds", "enginebay.worker.parallel.collectives", "enginebay.worker.device") as made:
         yield made
 
 

@@ -23,6 +23,7 @@ def test_tokens_with_hits_preemption_and_chunks(
     small = 20 if family == "mistral-window" else 84
     settings = {
         "model": {"path": str(tiny(family))},
+        "runner": {"use": "v1"},
         "cache": {"num_blocks": small, "block_size": 4},
         "scheduler": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
     }

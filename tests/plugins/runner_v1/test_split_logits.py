@@ -5,10 +5,8 @@ Ranks that all leave out the same thing agree with each other, and on most token
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +14,17 @@ import pytest
 import torch
 
 from enginebay.worker.loader import load_causal_lm
+from enginebay.worker.parallel.collectives import TensorGroup
 from enginebay.worker.probing.known import FAMILIES as KNOWN
 from enginebay.worker.probing.known_parallel import NO_TENSOR_RANKS
-from enginebay_runner_v1.collectives import TensorGroup
 from enginebay_runner_v1.sharding import TensorSplit
 from support.rank_models import PROMPTS
+from support.rank_threads import Meeting
 from support.tiny_models import FAMILIES, make_model
 
 TOLERANCE = 2e-5
 """Of the largest logit, that another order of sums may move. 1.7e-6 was seen at most, and 0.36 of Gemma 3n's split."""
 SPLIT = [family for family, (architecture, _) in FAMILIES.items() if architecture not in NO_TENSOR_RANKS]
-
-
-@dataclass
-class Meeting:
-    """Where the ranks of one process exchange tensors, in threads: each leaves its own, and takes all of them."""
-
-    size: int
-    barrier: threading.Barrier = field(init=False)
-    left: list[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size, timeout=60)
-        self.left = [None] * self.size
-
-    def all_of(self, rank: int, own: torch.Tensor) -> list[torch.Tensor]:
-        self.left[rank] = own.clone()
-        self.barrier.wait()
-        every = list(self.left)
-        self.barrier.wait()  # nobody leaves the next one before all have taken these
-        return every
 
 
 class Thread(TensorGroup):

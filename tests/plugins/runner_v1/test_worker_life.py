@@ -34,7 +34,12 @@ Starter = Callable[..., EngineCore]
 
 
 def config(model: Path, **engine: Any) -> dict[str, Any]:
-    return {"model": {"path": str(model)}, "cache": {"num_blocks": 64}, "engine": engine}
+    return {
+        "model": {"path": str(model)},
+        "runner": {"use": "v1"},
+        "cache": {"num_blocks": 64},
+        "engine": engine,
+    }
 
 
 def answers(llm: LLM) -> list[tuple[int, ...]]:

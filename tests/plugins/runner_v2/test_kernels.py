@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,3 +139,51 @@ def test_the_runner_changes_over_between_two_steps(
     changed, native = answers(change_at=4)
     assert (python, native) == ("graph, python", "graph, native")
     assert changed == never
+
+
+ENGINE = """
+import threading, time
+from enginebay_runner_v2.kernels import Kernels
+def work():
+    kernels = Kernels("background", lambda seconds: None)
+    kernels.begin()
+    keep.append(kernels)
+keep = []
+one = threading.Thread(target=work)
+one.start()
+one.join()
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_build_ends_with_its_process_however_that_ends(compiler: Callable[[str], Path], end: int) -> None:
+    """With its compilers, and not before: a worker's thread may end, and another go on."""
+    log = compiler(HANGS)
+    engine = subprocess.Popen([sys.executable, "-P", "-c", ENGINE], stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    assert engine.stdout.readline() == "begun\n"
+    eventually(lambda: bool(alive(log)))
+    [builder] = psutil.Process(engine.pid).children()
+    engine.send_signal(end)
+    engine.communicate(timeout=60)
+    eventually(lambda: not alive(log) and not psutil.pid_exists(builder.pid))
+
+
+def test_a_builder_that_is_killed_leaves_no_compilers(
+    compiler: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = compiler(HANGS)
+    one = Kernels("wait", lambda seconds: None)
+    one.begin()
+    eventually(lambda: bool(alive(log)))
+    assert one._builder is not None
+    psutil.Process(one._builder.pid).kill()
+    with caplog.at_level(logging.WARNING):
+        one.wait()
+        assert not one.ready()
+    eventually(lambda: not alive(log))
+    assert caplog.messages == [
+        "the kernels could not be built, so steps run on torch's own operators: the builder ended with -9"
+    ]

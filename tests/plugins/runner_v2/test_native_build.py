@@ -113,3 +113,51 @@ def test_the_reason_and_the_search_import_no_torch(cache: Path) -> None:
     code = "import sys; from enginebay_runner_v2 import native; native.why_not(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_folder_that_gives_no_leave_is_a_reason(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(compiler(tmp_path)[0]))
+    assert (building.unwritable(), native.why_not()) == (None, None)
+    cache.write_text("a file")
+    assert building.unwritable() == cache
+    assert native.why_not() == (
+        f"cannot write to {cache} (set ENGINEBAY_CACHE to another folder), so steps run on torch's own operators"
+    )
+    cache.unlink()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # as on a file system that is mounted read-only
+    assert building.unwritable() == tmp_path
+
+
+def test_a_build_goes_on_where_the_last_one_was_ended(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is when the engine runs for less time than the build takes."""
+    script, log = compiler(tmp_path)
+    ended, first = tmp_path / "ended", min(Path(building.__file__).parent.glob("*.cpp"))
+    lines = script.read_text().splitlines()
+    lines.insert(1, f'[ -e "{ended}" ] && exit 9')
+    script.write_text("\n".join([*lines, f'case "$*" in */{first.name}*) touch "{ended}";; esac\n']))
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})  # one file after the other
+    _, files = building.parts()
+    with pytest.raises(native.BuildFailed, match="ended with 9"):
+        building.build()
+    assert building.parts() == (1, files)
+    ended.unlink()
+    done = runs(log)
+    library = building.build()
+    assert runs(log) - done == files  # all but one, and linking
+    assert [path.name for path in library.parent.iterdir() if path.name != ".lock"] == [library.name]
+    assert building.parts() == (0, files)
+
+
+def test_objects_that_cannot_be_linked_are_made_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, _ = compiler(tmp_path)
+    whole = script.read_text()
+    script.write_text(whole.replace("*-shared*) sleep 0;;", "*-shared*) exit 8;;"))
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(native.BuildFailed, match="ended with 8"):
+        building.build()
+    assert building.parts()[0] == 0

@@ -43,6 +43,46 @@ def test_gates(seed: int, rows: int, width: int, kind: int, dtype: torch.dtype) 
     torch.testing.assert_close(ops.gated(both, kind), references.gated(both, kind), **close)
 
 
+SPECIAL = [
+    float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-40, 1e-38, 1e-20, 20.0, -20.0, 88.0, -88.0, 95.0,
+    -95.0, -104.0, 200.0, -200.0, 3e38, -3e38,
+]  # fmt: skip
+"""NaN, infinities, zeros, numbers below the normal ones, and those on either side of where e^x is 0 or infinite."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", range(3))
+def test_gates_of_numbers_at_the_ends_of_their_range(kind: int, dtype: torch.dtype) -> None:
+    gate = torch.tensor(SPECIAL, dtype=dtype).repeat_interleave(len(SPECIAL)).repeat(3, 1)
+    up = torch.tensor(SPECIAL, dtype=dtype).repeat(len(SPECIAL)).repeat(3, 1)
+    both = torch.cat([gate, up], dim=1)
+    close = {"rtol": 1e-4, "atol": 1e-30} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 1e-30}
+    got, expected = ops.gated(both, kind), references.gated(both, kind)
+    if kind:  # torch's own gelu gives 0 or NaN where the exact one is tiny, and we do where x³ overflows
+        usual = (gate.float().abs() <= 20) & up.isfinite()
+        got, expected = got[usual], expected[usual]
+        close["atol"] = 1e-5 * 20
+    torch.testing.assert_close(got, expected, equal_nan=True, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("style", range(3))
+@pytest.mark.parametrize("width", [1, 31, 64, 65, 96, 127, 200])
+def test_norms_of_numbers_at_the_ends_of_their_range(width: int, style: int, dtype: torch.dtype) -> None:
+    x = torch.stack([normal(at, width, dtype=dtype) for at in range(len(SPECIAL))])
+    x[torch.arange(len(SPECIAL)), torch.arange(len(SPECIAL)) % width] = torch.tensor(SPECIAL, dtype=dtype)
+    x = torch.cat([x, torch.zeros(1, width, dtype=dtype), torch.full((1, width), 1e-40, dtype=dtype)])
+    weight = normal(99, width, dtype=dtype)
+    flushed = torch.finfo(dtype).tiny if dtype == torch.bfloat16 else 0.0  # what is below is 0 on some processors
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1.6e-2, "atol": 1e-3}
+    for residual in (torch.zeros_like(x), x.flip(0)):
+        normed, total = ops.add_rms_norm(x, residual, weight, 1e-5, style)
+        torch.testing.assert_close(total, x + residual, rtol=0, atol=flushed, equal_nan=True)
+        expected = references.rms_norm(total, weight, 1e-5, style)
+        torch.testing.assert_close(normed, expected, equal_nan=True, **close)
+        assert torch.equal(ops.rms_norm(total, weight, 1e-5, style).view(torch.uint8), normed.view(torch.uint8))
+
+
 @settings(max_examples=40)
 @given(seed=SEEDS, rows=st.integers(0, 4), width=st.integers(1, 9000), dtype=DTYPES, nan=st.booleans())
 def test_greedy_takes_the_lowest_of_the_largest(
@@ -78,6 +118,47 @@ def test_packed_linear(
     close = tolerance(torch.float32 if float_out else dtype)
     torch.testing.assert_close(got.float(), expected, **(close | {"atol": close["atol"] * 3}))
     assert torch.equal(ops.linear(x, weight, bias, outputs), torch.nn.functional.linear(x, weight, bias))
+
+
+@settings(max_examples=40)
+@given(
+    seed=SEEDS, rows=st.integers(0, 100), inputs=st.integers(1, 200),
+    width=st.one_of(st.integers(1, 100), st.sampled_from([32, 64, 96])), dtype=DTYPES,
+    biased=st.booleans(), activation=st.integers(0, 2), kind=st.sampled_from(KINDS),
+)  # fmt: skip
+def test_a_product_with_its_gate_is_both_bit_for_bit(
+    seed: int, rows: int, inputs: int, width: int, dtype: torch.dtype, biased: bool, activation: int, kind: int
+) -> None:
+    x, weight = normal(seed, rows, inputs, dtype=dtype), normal(seed + 1, 2 * width, inputs, dtype=dtype)
+    bias = normal(seed + 2, 2 * width, dtype=dtype) if biased else None
+    if rows:
+        x[seed % rows, 0] = float("nan")
+        x[seed * 7 % rows, inputs - 1] = float("inf")
+    packed = ops.pack_linear(weight)
+    with product_kind(kind):
+        got = ops.gated_linear(x, packed, bias, 2 * width, activation)
+        expected = ops.gated(ops.linear(x, packed, bias, 2 * width), activation)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    plain = ops.gated_linear(x, weight, bias, 2 * width, activation)
+    torch.testing.assert_close(
+        plain, ops.gated(ops.linear(x, weight, bias, 2 * width), activation), rtol=0, atol=0, equal_nan=True
+    )
+    reference = references.gated_linear(x, weight, bias, 2 * width, activation)
+    torch.testing.assert_close(plain.shape, reference.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_that_are_taken_in_several_parts(kind: int, threads: int) -> None:
+    x, weight = normal(0, 350, 4096, dtype=torch.bfloat16), normal(1, 192, 4096, dtype=torch.bfloat16)
+    packed = ops.pack_linear(weight)
+    torch.set_num_threads(threads)
+    with product_kind(kind):
+        whole, gated = ops.linear(x, packed, None, 192), ops.gated_linear(x, packed, None, 192, 0)
+        for part in (slice(0, 1), slice(150, 200), slice(300, 350)):
+            assert torch.equal(ops.linear(x[part], packed, None, 192), whole[part])
+            assert torch.equal(ops.gated_linear(x[part], packed, None, 192, 0), gated[part])
+    torch.testing.assert_close(whole, references.linear(x, weight, None, 192), rtol=2e-2, atol=2)
 
 
 @settings(max_examples=20)
@@ -135,6 +216,17 @@ def bad_calls() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
         "residual": (ops.add_rms_norm, (x, x[:2], torch.ones(8), 1e-5, 0), "and the residual"),
         "odd": (ops.gated, (torch.ones(2, 3), 0), "need an even last dimension"),
         "activation": (ops.gated, (x, 4), "activation must be 0, 1 or 2, and is 4"),
+        "gated product": (
+            ops.gated_linear,
+            (x, torch.zeros(256), None, 7, 0),
+            "need an even last dimension, and this is 7",
+        ),
+        "gated product's kind": (ops.gated_linear, (x, torch.zeros(256), None, 8, 3), "activation must be 0, 1 or 2"),
+        "gated product's weight": (
+            ops.gated_linear,
+            (x.bfloat16(), torch.zeros(12).bfloat16(), None, 8, 0),
+            "12 elements are no packed weight of 8 outputs and 8",
+        ),
         "packed": (ops.linear, (x, torch.zeros(12), None, 8), "12 elements are no packed weight of 8 outputs and 8"),
         "outputs": (ops.linear, (x, torch.zeros(4, 8), None, 8), "the weight has 4 outputs, and out_features is 8"),
         "dtypes": (ops.linear, (x, torch.zeros(4, 8).bfloat16(), None, 4), "linear of Float got a weight of BFloat16"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from enginebay.interfaces import Packed, Table
-from enginebay_runner_v2.passes import sampled_rows
+from enginebay_runner_v2.passes import gated_linear, sampled_rows
 from support.graph_steps import SMALL, Step, capture_tiny, rewrite, tiny_step
 from support.tiny_models import make_model
 
@@ -138,6 +138,28 @@ def test_gates_are_one_call(family: str, activation: int) -> None:
     step = tiny_step(family, "fuse_gate")
     gates = [node for node in step.captured.graph_module.graph.nodes if node.target is OURS.gated.default]
     assert [node.args[1] for node in gates] == [activation] * len(step.captured.shapes)
+
+
+@pytest.mark.parametrize(("family", "activation"), [("llama", 0), ("phi3", 0), ("gemma2", 1)])
+def test_a_product_of_gates_is_one_call_with_its_gate(family: str, activation: int) -> None:
+    step = tiny_step(family, "gated_linear")
+    layers = len(step.captured.shapes)
+    gated = [node for node in step.captured.graph_module.graph.nodes if node.target is OURS.gated_linear.default]
+    assert [node.args[4] for node in gated] == [activation] * layers
+    assert all(node.args[1].name in step.context.constants for node in gated)
+    assert calls_of(step)["enginebay.linear"] == 3 * layers + 1
+    assert not calls_of(step)["enginebay.gated"]
+
+
+def test_a_product_of_gates_that_others_use_stays() -> None:
+    step = tiny_step("llama", "linear")
+    graph = step.captured.graph_module.graph
+    first, _ = (node for node in graph.nodes if node.target is OURS.gated.default)
+    (output,) = graph.find_nodes(op="output")
+    output.args = ((*output.args[0], first.args[0]),)
+    gated_linear.apply(step.captured.graph_module, step.context)
+    assert calls_of(step)["enginebay.gated"] == 1
+    assert calls_of(step)["enginebay.gated_linear"] == 1
 
 
 @pytest.mark.parametrize("family", SMALL)

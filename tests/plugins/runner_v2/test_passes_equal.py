@@ -40,7 +40,8 @@ def differs(before: Step, after: Step, lengths: list[int], tolerance: float) -> 
 def test_a_pass_keeps_results(name: str, family: str) -> None:
     before, after = tiny_step(family, BEFORE[name]), tiny_step(family, name)
     same = before.captured.graph_module.code == after.captured.graph_module.code
-    assert same == ((name, family) == ("pack_projections", "phi3"))  # it is packed in the file
+    nothing_to_do = name == "tensor_parallel" or (name, family) == ("pack_projections", "phi3")
+    assert same == nothing_to_do  # one rank has all of it; it is packed in the file
     assert differs(before, after, [7, 1, 18, 3], PASSES[name].tolerance if name in OTHER_PRODUCTS else 0.0) is None
 
 

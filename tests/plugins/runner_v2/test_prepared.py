@@ -66,6 +66,7 @@ def test_the_key_is_of_everything_that_the_graph_depends_on() -> None:
         key_of(b"config", [one_pass(), one_pass(name="q")], dtype="float32", max_model_len=10),
         key_of(b"config", [one_pass()], dtype="bfloat16", max_model_len=10),
         key_of(b"config", [one_pass()], dtype="float32", max_model_len=11),
+        key_of(b"config", [one_pass()], dtype="float32", max_model_len=10, tensor_rank=1),
     ]
     assert len(set(keys)) == len(keys)
     assert keys[0] == key_of(b"config", [one_pass()], max_model_len=10, dtype="float32")

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay.messages import SamplingParams
-from enginebay.worker.table import Row, ScheduledRow
+from enginebay.messages import NewRequest, RunningRequest, SamplingParams, SchedulerOutput
+from enginebay.worker.table import RequestTable, Row, ScheduledRow
 from enginebay_runner_v2.rows import Rows, StepInputs
 
 SIZE = 4
@@ -104,3 +104,29 @@ def test_forgotten_rows_are_used_again() -> None:
     rows.clear()
     assert len(rows) == 0
     assert np.array_equal(rows.inputs([part]).block_tables[0], [[1]])
+
+
+def test_a_drawn_token_is_the_next_steps_input_with_nobody_telling() -> None:
+    """Two steps in flight: the second was scheduled before the first one's tokens were known, and names none."""
+    table, rows, names = RequestTable(), Rows(1, SIZE), ("a", "b")
+    new = tuple(
+        NewRequest(
+            request_id=name,
+            token_ids=(1, 2, 3),
+            num_prompt_tokens=3,
+            params=SamplingParams(),
+            seed=0,
+            block_ids=((number,),),
+            num_computed_tokens=0,
+        )
+        for number, name in enumerate(names)
+    )
+    first = table.begin_step(SchedulerOutput(step=0, new=new, num_scheduled_tokens=dict.fromkeys(names, 3)))
+    assert rows.inputs(first).input_ids.tolist() == [1, 2, 3, 1, 2, 3]
+    table.finish_step({"a": [70], "b": [80]})
+    running = tuple(RunningRequest(request_id=name, num_computed_tokens=3) for name in names)
+    second = table.begin_step(SchedulerOutput(step=1, running=running, num_scheduled_tokens=dict.fromkeys(names, 1)))
+    inputs = rows.inputs(second)
+    assert inputs.input_ids.tolist() == [70, 80]
+    assert inputs.positions.tolist() == [3, 3]
+    assert inputs.slots[0].tolist() == [3, SIZE + 3]

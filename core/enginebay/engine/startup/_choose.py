@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from enginebay.config import EngineConfig, Resolved
+from enginebay.engine.startup._accelerators import accelerator_here
 from enginebay.errors import CapabilityError, PluginBroken, PluginError, in_words, is_interrupt, one_line, shown
-from enginebay.interfaces import Kind, RunnerPlugin
+from enginebay.interfaces import ExecutorPlugin, Kind, RunnerPlugin
 from enginebay.messages import ModelInfo
 from enginebay.plugins import Loaded, PluginHost
 
 
-def choose_runner(resolved: Resolved, host: PluginHost, model: ModelInfo) -> tuple[Loaded[RunnerPlugin[Any]], str]:
+def choose_runner(
+    resolved: Resolved, host: PluginHost, model: ModelInfo, executor: ExecutorPlugin[Any]
+) -> tuple[Loaded[RunnerPlugin[Any]], str]:
     """The runner, and why it was chosen.
 
     A named one that does not run the model is refused with its reason. "auto" takes the highest ``preference`` of
     those that fit, and says which others it passed over, so that a broken or unfitting one is never passed over in
-    silence.
+    silence. Where workers may have an accelerator, one that drives it goes before all that do not.
     """
     config = resolved.config
     source = resolved.source("runner.options")
@@ -36,39 +40,81 @@ def choose_runner(resolved: Resolved, host: PluginHost, model: ModelInfo) -> tup
                 "Change [parallel], or the model."
             )
         return runner, resolved.origin("runner.use")
-    fitting, passed_over = _candidates(host, config, model)
+    fitting, passed_over = _candidates(host, config, model, executor)
     if not fitting:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in passed_over) or " none is installed."
         raise CapabilityError(f"no installed runner runs the model {model.name}:{reasons}")
-    fitting.sort(key=lambda plugin: (-plugin.preference, plugin.name))
-    best = fitting[0]
-    why = f"auto: preference {best.preference}, the highest of those that support {model.architecture}"
+    fitting.sort(key=lambda one: (*map(bool, one.drawbacks), -one.plugin.preference, one.plugin.name))
+    best, *others = fitting
+    why = f"auto: preference {best.plugin.preference}, the highest of those that support {model.architecture}"
+    beaten: list[str] = []
+    for one in others:
+        pairs = zip(one.drawbacks, best.drawbacks, strict=True)
+        if (reason := next((theirs for theirs, ours in pairs if theirs and not ours), None)) is not None:
+            passed_over.append((one.plugin.name, reason))
+        else:
+            beaten.append(f"{one.plugin.name} has {one.plugin.preference}")
+    if beaten:
+        why += f" ({', '.join(beaten)})"
     if passed_over:
-        why += "; passed over: " + "; ".join(f"{name}: {reason}" for name, reason in passed_over)
-    return host.load_runner(best.name, config.runner.options, source), why
+        why += "; passed over: " + "; ".join(f"{name}: {reason}" for name, reason in sorted(passed_over))
+    return host.load_runner(best.plugin.name, config.runner.options, source), why
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A runner that can do what is asked. ``drawbacks``: why another that can would rather be taken, gravest first."""
+
+    plugin: RunnerPlugin[Any]
+    drawbacks: tuple[str | None, ...]
 
 
 def _candidates(
-    host: PluginHost, config: EngineConfig, model: ModelInfo
-) -> tuple[list[RunnerPlugin[Any]], list[tuple[str, str]]]:
-    fitting: list[RunnerPlugin[Any]] = []
+    host: PluginHost, config: EngineConfig, model: ModelInfo, executor: ExecutorPlugin[Any]
+) -> tuple[list[_Candidate], list[tuple[str, str]]]:
+    fitting: list[_Candidate] = []
     passed_over: list[tuple[str, str]] = []
     for name in dict.fromkeys(i.name for i in host.installed(Kind.RUNNER)):
         try:
             plugin = host.load_runner_plugin(name)
-            reason = _supports(plugin, model) or unfit(plugin, config) or _varies(plugin, config)
+            reason = _supports(plugin, model) or unfit(plugin, config, model) or _varies(plugin, config)
             reason = reason or _splits(plugin, model, config)
+            if reason is None:
+                drawbacks = _too_many_drafts(plugin, config), _idles(plugin, config, executor), _hesitates(plugin)
+                fitting.append(_Candidate(plugin, drawbacks))
         except PluginError as error:
             reason = str(error)
-        if reason is None:
-            fitting.append(plugin)
-        else:
+        if reason is not None:
             passed_over.append((name, reason))
     return fitting, passed_over
 
 
-def unfit(runner: RunnerPlugin[Any], config: EngineConfig) -> str | None:
-    """Why a runner cannot do what ``[device]`` and ``[parallel]`` ask for; None when it can."""
+def _too_many_drafts(runner: RunnerPlugin[Any], config: EngineConfig) -> str | None:
+    """Where no other verifies so many proposals either, the fit of the parts says what can be done."""
+    if (asked := config.speculation.num_tokens) <= (most := runner.capabilities.max_draft_tokens):
+        return None
+    return f"it verifies {most or 'no'} proposals of a request in a step, and [speculation] max_tokens is {asked}"
+
+
+def _idles(runner: RunnerPlugin[Any], config: EngineConfig, executor: ExecutorPlugin[Any]) -> str | None:
+    """Why a runner would leave an accelerator idle that the workers may have; None when it would not."""
+    if config.device.kind != "auto":
+        return None
+    able, kinds = executor.capabilities, [kind for kind in runner.capabilities.devices if kind != "cpu"]
+    if able.multi_node and not able.every_rank_schedules:
+        found = None if kinds else f"nodes of executor '{executor.name}' may have an accelerator"
+    else:
+        here = accelerator_here()
+        found = None if here is None or here in kinds else f"this machine seems to have an accelerator ({here})"
+    return found and f'{found}, which it cannot use; with [device] kind = "cpu" it is considered'
+
+
+def _hesitates(runner: RunnerPlugin[Any]) -> str | None:
+    return _asked(runner, "hesitates", runner.hesitates)
+
+
+def unfit(runner: RunnerPlugin[Any], config: EngineConfig, model: ModelInfo) -> str | None:
+    """Why a runner cannot do what ``[device]``, ``[parallel]`` and the dtypes ask for; None when it can."""
     can, parallel = runner.capabilities, config.parallel
     if config.device.kind not in ("auto", *can.devices):
         return f"it runs on {', '.join(can.devices)}, and [device] kind asks for '{config.device.kind}'"
@@ -76,6 +122,12 @@ def unfit(runner: RunnerPlugin[Any], config: EngineConfig) -> str | None:
         return f"it does not split layers, and [parallel] tensor_parallel_size is {parallel.tensor_parallel_size}"
     if parallel.pipeline_parallel_size > 1 and not can.pipeline_parallel:
         return f"it has no pipeline, and [parallel] pipeline_parallel_size is {parallel.pipeline_parallel_size}"
+    asked = config.model.dtype
+    dtype, whose = (model.dtype, "the model's dtype") if asked == "auto" else (asked, "[model] dtype")
+    if can.dtypes and dtype not in can.dtypes:
+        return f"it computes in {', '.join(can.dtypes)}, and {whose} is {dtype}"
+    if can.cache_as_dtype and config.cache.dtype not in ("auto", dtype):
+        return f"its KV cache has the dtype of its weights, and [cache] dtype is {config.cache.dtype}, not {dtype}"
     return None
 
 
@@ -112,3 +164,12 @@ def _asked(runner: RunnerPlugin[Any], name: str, question: Callable[[], Any]) ->
             f"and must return None for yes or the reason for no"
         )
     return None if answer is None else one_line(" ".join(answer.split())).rstrip(".") or "it gave no reason"
+
+
+def foreseen(runner: Loaded[RunnerPlugin[Any]]) -> Mapping[str, tuple[str, str]]:
+    """What the runner says of itself before it is started, each with its reason."""
+    try:
+        told = runner.plugin.foresees(runner.options)
+        return {str(name): (str(value), str(why)) for name, (value, why) in told.items()}
+    except Exception as error:
+        raise PluginBroken(f"runner '{runner.plugin.name}' is broken: foresees() raised {in_words(error)}") from error

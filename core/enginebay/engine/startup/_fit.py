@@ -11,7 +11,7 @@ from enginebay.config import EngineConfig, ParallelConfig
 from enginebay.engine.startup._choose import unfit
 from enginebay.errors import CapabilityError
 from enginebay.interfaces import ExecutorPlugin, GraphPass, OwnRank, RunnerPlugin, SchedulerPlugin
-from enginebay.messages import RankPlace, WorldPlan
+from enginebay.messages import ModelInfo, RankPlace, WorldPlan
 
 
 def plan_workers(parallel: ParallelConfig, own: OwnRank | None = None) -> WorldPlan:
@@ -59,10 +59,11 @@ def check_fit(
     executor: ExecutorPlugin[Any],
     runner: RunnerPlugin[Any],
     scheduler: SchedulerPlugin[Any],
+    model: ModelInfo,
     executors: Sequence[str],
 ) -> None:
     """Raise ``CapabilityError`` for the first thing that does not fit; ``executors`` are the installed names."""
-    _refuse(_runner(config, runner) or _order(executor, scheduler, executors) or _wishes(config, runner))
+    _refuse(_runner(config, runner, model) or _order(executor, scheduler, executors) or _wishes(config, runner))
 
 
 def check_passes(passes: Sequence[GraphPass], runner: RunnerPlugin[Any]) -> None:
@@ -99,8 +100,8 @@ def _world(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Seque
     return f"executor '{executor.name}' runs {runs}, and [parallel] asks for {asked}: {way_out}"
 
 
-def _runner(config: EngineConfig, runner: RunnerPlugin[Any]) -> str | None:
-    reason = unfit(runner, config)
+def _runner(config: EngineConfig, runner: RunnerPlugin[Any], model: ModelInfo) -> str | None:
+    reason = unfit(runner, config, model)
     if reason is None:
         return None
     return f"runner '{runner.name}' does not fit: {reason}. Change one of the two."

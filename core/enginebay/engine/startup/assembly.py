@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from enginebay.runtime import Runtime
 from enginebay.text import Tokenizer
 
 __all__ = ["Alongside", "start", "start_in"]
+
+_log = logging.getLogger(__name__)
 
 
 def start(plan: Plan, runtime: Runtime, host: PluginHost) -> EngineCore:
@@ -68,6 +71,7 @@ def start_in(
     that gives its weights, so that no file of them is read.
     """
     span.set_attributes(_attributes(plan))
+    _log.info("runner %s", next(f"{item.value}: {item.why}" for item in plan.in_force if item.name == "runner"))
     ground, made = lay_ground(plan, runtime, host.hooks)
     if lender is not None:
         ground.life.have_weights(path=lender.life.path, version=lender.life.version, given=lender.life.given)

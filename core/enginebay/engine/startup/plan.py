@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from enginebay.config import EngineConfig, Resolved
-from enginebay.engine.startup._choose import choose_runner
+from enginebay.engine.startup._choose import choose_runner, foreseen
 from enginebay.engine.startup._fit import check_executor, check_fit, check_passes, plan_workers
 from enginebay.engine.startup._launched import own_rank
 from enginebay.engine.startup._overlap import can_overlap, settle_overlap
@@ -76,7 +76,7 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
     check_executor(config, executor.plugin, executors)
     world = plan_workers(config.parallel, own_rank(config, executor.plugin))
     model = _read_model(config) if model is None else model
-    runner, runner_why = choose_runner(resolved, host, model)
+    runner, runner_why = choose_runner(resolved, host, model, executor.plugin)
     extensions = host.load_extensions(config.extensions, resolved.source("extensions"))
     in_workers = host.load_worker_extensions(
         config.worker.extensions, config.worker.options, resolved.source("worker.options")
@@ -86,6 +86,7 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         executor=executor.plugin,
         runner=runner.plugin,
         scheduler=scheduler.plugin,
+        model=model,
         executors=executors,
     )
     declared = runner.plugin.capabilities.constraints
@@ -114,7 +115,7 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         dtype=settled.dtype,
         cache_dtype=settled.cache_dtype,
         prefix_caching=settled.prefix_caching,
-        in_force=(*parts, *_settled_in_force(resolved, settled, overlap, runner.plugin)),
+        in_force=(*parts, *_settled_in_force(resolved, settled, overlap, runner)),
         depth=depth,
         extensions=extensions,
         worker_extensions=in_workers,
@@ -183,9 +184,10 @@ def _parts_in_force(
 
 
 def _settled_in_force(
-    resolved: Resolved, settled: Settled, overlap: InForce, runner: RunnerPlugin[Any]
+    resolved: Resolved, settled: Settled, overlap: InForce, loaded: Loaded[RunnerPlugin[Any]]
 ) -> tuple[InForce, ...]:
-    captures, attention = runner.capabilities.captures_graph, runner.capabilities.attention
+    runner, can = loaded.plugin, loaded.plugin.capabilities
+    captures, attention = can.captures_graph, can.attention
     speculation = resolved.config.speculation
     proposed = f"{speculation.use}, at most {speculation.max_tokens} tokens" if speculation.num_tokens else "off"
     return (
@@ -202,6 +204,7 @@ def _settled_in_force(
             attention or "auto",
             f"runner '{runner.name}'" if attention else "settled when the worker has loaded the model",
         ),
+        *(InForce(name, value, why) for name, (value, why) in foreseen(loaded).items()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay_runner_v2.native.build import BuildFailed, compiler, find
+from enginebay_runner_v2.native.build import BuildFailed, compiler, find, unwritable
 from enginebay_runner_v2.native.build import build as _build  # the name is the module's
 
 __all__ = ["BuildFailed", "load", "why_not"]
@@ -14,8 +14,12 @@ _loaded: list[str] = []
 
 def why_not() -> str | None:
     """One line if the kernels cannot be had here, else None; imports no torch and builds nothing."""
-    if compiler() is None and find() is None:
+    if find() is not None:
+        return None
+    if compiler() is None:
         return "no C++ compiler (c++, g++ or clang++; or set CXX), so steps run on torch's own operators"
+    if (at := unwritable()) is not None:
+        return f"cannot write to {at} (set ENGINEBAY_CACHE to another folder), so steps run on torch's own operators"
     return None
 
 

@@ -19,7 +19,9 @@ struct alignas(64) Config {
 
 thread_local int configured = 0;  // rows of both halves: 0 none
 
-void configure(int upper, int lower) {
+}  // namespace
+
+void amx_configure(int upper, int lower) {
   const int wanted = upper * 64 + lower;
   if (configured == wanted) return;
   Config config;
@@ -32,6 +34,8 @@ void configure(int upper, int lower) {
   _tile_loadconfig(&config);
   configured = wanted;
 }
+
+namespace {
 
 inline void fetch(const bf16* b, bool stream) {
   if (!stream) return;
@@ -132,11 +136,11 @@ void amx_panel(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t 
   const int64_t tiles = (inputs + 31) / 32;
   for (; rows > 0; rows -= 32, a += 32 * lda, c += 32 * ldc) {
     if (rows > 16) {
-      configure(16, rows >= 32 ? 16 : int(rows - 16));
+      amx_configure(16, rows >= 32 ? 16 : int(rows - 16));
       for (int64_t n = 0; n < blocks; ++n) tall(a, lda, b + n * b_step, tiles, c + n * 32, ldc, add, stream);
       continue;
     }
-    configure(int(rows), 0);
+    amx_configure(int(rows), 0);
     int64_t n = 0;
     for (; n + 2 <= blocks; n += 2)
       flat<true>(a, lda, b + n * b_step, b_step, tiles, c + n * 32, ldc, add, stream);
@@ -148,6 +152,7 @@ void amx_panel(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t 
 #else
 namespace enginebay {
 bool amx_here() { return false; }
+void amx_configure(int, int) {}
 void amx_release() {}
 void amx_panel(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, int64_t, float*, int64_t, bool, bool) {}
 }  // namespace enginebay

@@ -24,6 +24,8 @@ constexpr int64_t kRowScores = kSegment + 32;  // from row to row: rows a power 
 constexpr int64_t kNear = 4;
 constexpr int64_t kRows = 32;       // of these, as many as packed blocks are multiplied with at a time
 
+constexpr int64_t kTile = kRows / 2;  // and as many as an AMX tile has: two such parts are in work at a time
+
 // Queries [first, end) of a request, at positions from `position` on, with `heads` key heads from `head` on.
 struct Tile {
   int64_t request, first, end, position, head, heads, segments_from, segments_end;
@@ -32,6 +34,12 @@ struct Tile {
 // `seen` tokens from `from` on of a request's key head; 0: none.
 struct Stretch {
   int64_t request, head, from, seen;
+};
+
+// Rows of a tile from `first` on, and the tokens [begin, end) of a stretch that some of them see: `scored` groups of 16,
+// `steps` units. None: they see nothing.
+struct Chunk {
+  int64_t first, rows, begin, end, scored, steps;
 };
 
 // Of each row: its largest score, the sums of its weights [16, to be added up at the end], the weighted values [width].
@@ -213,27 +221,70 @@ void Plan<T>::read_packed(const Tile& t, const Stretch& now, const T* queries, P
     copy_unit(units[seen / unit], unit, wide, seen % unit, copies);
     units[seen / unit] = copies;
   }
+  const auto chunk = [&](int64_t r, int64_t most) {
+    Chunk c{r, std::min(count - r, most), 0, 0, 0, 0};
+    const int64_t position = t.position + r / group, last = t.position + (r + c.rows - 1) / group;
+    c.begin = a.window ? std::max<int64_t>(position - a.window + 1 - from, 0) / kUnit * kUnit : 0;
+    c.end = std::min(last + 1 - from, seen);
+    if (c.begin >= c.end) return c;
+    c.scored = (c.end - c.begin + kLanes - 1) / kLanes;
+    c.steps = (c.end - c.begin + unit - 1) / unit;
+    return c;
+  };
+  const auto keys = [&](const Chunk& c) -> KeyParts {
+    return {cast(lines + c.begin / kLanes), c.scored, a.key_size / 32, values_ahead};
+  };
+  const auto values = [&](const Chunk& c) -> ValueParts {
+    return {cast(units + c.begin / unit), wide / kLanes, c.steps, unit / 2, keys_ahead};
+  };
+  const auto row = [&](const Chunk& c, int64_t i, float* scores, T* weights) {
+    const int64_t high = t.position + (c.first + i) / group + 1 - from - c.begin;
+    softmax(scores + i * kRowScores, (c.scored + 1) / 2 * 2, a.window ? high - a.window : 0, high, a.scale, a.softcap,
+            into.peak + c.first + i, into.total + (c.first + i) * 16, weights + i * kRowScores);
+  };
+  const auto part = [&](const Chunk& c) -> Part {
+    return {into.peak + c.first, into.total + c.first * 16, into.values + c.first * wide};
+  };
+  if constexpr (sizeof(T) == 2)
+    if (count > kTile && kind() == Kind::amx) {
+      // While the softmax of some rows is computed, tiles multiply their neighbours: the last weights, the next keys.
+      amx_pairs(unit / 2);
+      AmxProduct<ValueParts> last;
+      AmxProduct<KeyParts> next;
+      int which = 0;
+      Chunk now = chunk(0, kTile);
+      const auto half = [&](auto* memory) { return memory + which * kTile * kRowScores; };
+      if (now.scored) AmxProduct<KeyParts>(queries, deep, now.rows, keys(now), scores, kRowScores).rest();
+      for (;; which ^= 1) {
+        const int64_t following = now.first + now.rows;
+        const Chunk then = following < count ? chunk(following, kTile) : Chunk{};
+        if (then.scored)
+          next = {queries + then.first * deep, deep, then.rows, keys(then), scores + (which ^ 1) * kTile * kRowScores,
+                  kRowScores};
+        if (!now.scored) nothing(now.rows, part(now));
+        for (int64_t i = 0; now.scored && i < now.rows; ++i) {
+          if (!last.some()) next.some();
+          row(now, i, half(scores), half(weights));
+        }
+        last.rest();
+        next.rest();
+        last = {};
+        if (now.scored) last = {half(weights), kRowScores, now.rows, values(now), part(now).values, wide};
+        if (!then.rows) break;
+        now = then;
+      }
+      last.rest();
+      return;
+    }
   for (int64_t r = 0; r < count; r += kRows) {
-    const int64_t rows = std::min(count - r, kRows), position = t.position + r / group;
-    const int64_t last = t.position + (r + rows - 1) / group;
-    // Tokens [begin, end) are seen by some of the rows.
-    const int64_t begin = a.window ? std::max<int64_t>(position - a.window + 1 - from, 0) / kUnit * kUnit : 0;
-    const int64_t end = std::min(last + 1 - from, seen);
-    const Part part{into.peak + r, into.total + r * 16, into.values + r * wide};
-    if (begin >= end) {
-      nothing(rows, part);
+    const Chunk c = chunk(r, kRows);
+    if (!c.scored) {
+      nothing(c.rows, part(c));
       continue;
     }
-    const int64_t scored = (end - begin + kLanes - 1) / kLanes, steps = (end - begin + unit - 1) / unit;
-    packed_scores(queries + r * deep, rows, {cast(lines + begin / kLanes), scored, a.key_size / 32, values_ahead},
-                  scores, kRowScores);
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t high = t.position + (r + i) / group + 1 - from - begin;
-      softmax(scores + i * kRowScores, (scored + 1) / 2 * 2, a.window ? high - a.window : 0, high, a.scale, a.softcap,
-              part.peak + i, part.total + i * 16, weights + i * kRowScores);
-    }
-    packed_values(weights, kRowScores, rows, {cast(units + begin / unit), wide / kLanes, steps, unit / 2, keys_ahead},
-                  part.values);
+    packed_scores(queries + r * deep, c.rows, keys(c), scores, kRowScores);
+    for (int64_t i = 0; i < c.rows; ++i) row(c, i, scores, weights);
+    packed_values(weights, kRowScores, c.rows, values(c), part(c).values);
   }
 }
 
@@ -291,7 +342,7 @@ void Plan<T>::finish(const Tile& t, Part part, T* out) const {
   for (int64_t key_head = t.head; key_head < t.head + t.heads; ++key_head)
     for (int64_t token = t.first; token < t.end; ++token)
       for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head, ++r) {
-        float share = 1.0f, total = sum_lanes(load(part.total + r * 16));
+        float share = 1.0f, total = sum(load(part.total + r * 16));
         if (a.sinks) {
           const float top = std::max(part.peak[r], a.sinks[head]);
           share = worth(part.peak[r], top);
@@ -301,6 +352,8 @@ void Plan<T>::finish(const Tile& t, Part part, T* out) const {
         const float* const values = part.values + r * wide;
         const v16 inverse = splat(share / total);
         int64_t i = 0;
+        for (; i + 32 <= a.value_size; i += 32)
+          store_pair(to + i, load(values + i) * inverse, load(values + i + 16) * inverse);
         for (; i + 16 <= a.value_size; i += 16) store(to + i, load(values + i) * inverse);
         if (i < a.value_size) store_some(to + i, load(values + i) * inverse, int(a.value_size - i));
       }

@@ -19,8 +19,8 @@ struct alignas(64) Config {
 thread_local int configured = 0;  // rows and pairs of tokens: 0 none
 thread_local int pairs = 16;
 
-void configure(int rows) {
-  const int wanted = rows * 64 + pairs;
+void configure(int64_t rows) {
+  const int wanted = int(rows) * 64 + pairs;
   if (configured == wanted) return;
   Config config;
   for (int tile : {0, 1, 2, 3, 4, 5}) config.rows[tile] = uint8_t(rows);
@@ -72,6 +72,37 @@ void configure(int rows) {
 PRODUCT(product, KeyParts, 4, 6)
 PRODUCT(product, ValueParts, 5, 7)
 #undef PRODUCT
+
+// The steps [s, end) of the sums of parts n to n + 3, or of part n alone. They begin at 0, and are kept after the last.
+#define PIECE(NAME, PARTS, ROWS, PART)                                                                              \
+  void NAME(const bf16* a, int64_t lda, const PARTS& b, float* c, int64_t ldc, int64_t n, int64_t s, int64_t end) { \
+    const int64_t in = lda * 2, out = ldc * 4, depth = b.pairs * 2;                                                 \
+    const bool four = n + 4 <= b.parts;                                                                             \
+    float* const to = c + n * 16;                                                                                   \
+    if (s == 0) {                                                                                                   \
+      _tile_zero(0);                                                                                                \
+      _tile_zero(1);                                                                                                \
+      _tile_zero(2);                                                                                                \
+      _tile_zero(3);                                                                                                \
+    }                                                                                                               \
+    for (; s < end; ++s) {                                                                                          \
+      _tile_loadd(ROWS, a + s * depth, in);                                                                         \
+      STEP(0, ROWS, PART, n);                                                                                       \
+      if (!four) continue;                                                                                          \
+      STEP(1, ROWS, PART, n + 1);                                                                                   \
+      STEP(2, ROWS, PART, n + 2);                                                                                   \
+      STEP(3, ROWS, PART, n + 3);                                                                                   \
+    }                                                                                                               \
+    if (end < b.steps) return;                                                                                      \
+    _tile_stored(0, to, out);                                                                                       \
+    if (!four) return;                                                                                              \
+    _tile_stored(1, to + 16, out);                                                                                  \
+    _tile_stored(2, to + 32, out);                                                                                  \
+    _tile_stored(3, to + 48, out);                                                                                  \
+  }
+PIECE(piece, KeyParts, 4, 6)
+PIECE(piece, ValueParts, 5, 7)
+#undef PIECE
 #undef STEP
 
 template <class Parts>
@@ -93,6 +124,24 @@ void amx_values(const bf16* weights, int64_t ld, int64_t rows, const ValueParts&
   every(weights, ld, rows, values, out, values.parts * 16);
 }
 
+void amx_pairs(int64_t count) { pairs = int(count); }
+
+template <class Parts>
+bool AmxProduct<Parts>::some() {
+  if (!rows_) return false;
+  configure(rows_);
+  const int64_t end = step_ + kSteps < parts_.steps ? step_ + kSteps : parts_.steps;
+  piece(a_, lda_, parts_, c_, ldc_, part_, step_, end);
+  step_ = end;
+  if (end < parts_.steps) return true;
+  step_ = 0;
+  part_ += part_ + 4 <= parts_.parts ? 4 : 1;
+  if (part_ == parts_.parts) rows_ = 0;
+  return true;
+}
+template class AmxProduct<KeyParts>;
+template class AmxProduct<ValueParts>;
+
 void amx_leave() {
   if (configured) _tile_release();
   configured = 0;
@@ -103,6 +152,13 @@ void amx_leave() {
 namespace enginebay {
 void amx_scores(const bf16*, int64_t, const KeyParts&, float*, int64_t) {}
 void amx_values(const bf16*, int64_t, int64_t, const ValueParts&, float*) {}
+void amx_pairs(int64_t) {}
+template <class Parts>
+bool AmxProduct<Parts>::some() {
+  return false;
+}
+template class AmxProduct<KeyParts>;
+template class AmxProduct<ValueParts>;
 void amx_leave() {}
 }  // namespace enginebay
 #endif

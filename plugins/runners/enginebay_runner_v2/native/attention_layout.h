@@ -49,6 +49,17 @@ void put_key(const Attention<T>& a, int64_t slot, int64_t head, const T* key, bo
   for (int64_t i = 0; i < a.key_size; i += 2) std::memcpy(to + i * kLanes, key + i, 2 * sizeof(T));
 }
 
+// to[0], to[2], … [30] become the 16 numbers; what is between them is not touched, as another thread may write there.
+template <class T>
+inline void put_every_other(T* to, const T* numbers) {
+  for (int64_t j = 0; j < kLanes; ++j) to[2 * j] = numbers[j];
+}
+#if defined(__AVX512BW__)
+inline void put_every_other(bf16* to, const bf16* numbers) {
+  _mm512_mask_storeu_epi16(to, 0x55555555, _mm512_cvtepu16_epi32((__m256i)bits_of<h16>(numbers)));
+}
+#endif
+
 template <class T>
 void put_value(const Attention<T>& a, int64_t slot, int64_t head, const T* value, bool pack) {
   const int64_t block = slot / a.block_size, at = slot % a.block_size;
@@ -59,8 +70,7 @@ void put_value(const Attention<T>& a, int64_t slot, int64_t head, const T* value
   }
   T* to = packed_value(a, block, head, at);
   const int64_t step = kLanes * together(a);
-  for (int64_t i = 0; i < a.value_size; i += kLanes, to += step)
-    for (int64_t j = 0; j < kLanes; ++j) to[2 * j] = value[i + j];
+  for (int64_t i = 0; i < a.value_size; i += kLanes, to += step) put_every_other(to, value + i);
 }
 
 }  // namespace enginebay

@@ -59,4 +59,29 @@ void amx_scores(const bf16* queries, int64_t rows, const KeyParts& keys, float* 
 void amx_values(const bf16* weights, int64_t ld, int64_t rows, const ValueParts& values, float* out);
 void amx_leave();
 
+// The same for up to 16 rows in pieces, between which something else is computed: tiles work meanwhile. Of several such
+// products one is at work at a time. All of a thread's have values with the same number of pairs (amx_pairs).
+template <class Parts>
+class AmxProduct {
+ public:
+  AmxProduct() = default;
+  // c [rows, 16 parts] with `ldc` numbers from row to row = a [rows, inputs], with `lda`, times the parts.
+  AmxProduct(const bf16* a, int64_t lda, int64_t rows, const Parts& parts, float* c, int64_t ldc)
+      : a_(a), lda_(lda), rows_(rows), parts_(parts), c_(c), ldc_(ldc) {}
+  bool some();  // a piece, where there is one left
+  void rest() {
+    while (some()) {
+    }
+  }
+
+ private:
+  static constexpr int64_t kSteps = 1;  // of a piece: about as long as the softmax of a row
+  const bf16* a_ = nullptr;
+  int64_t lda_ = 0, rows_ = 0;
+  Parts parts_{};
+  float* c_ = nullptr;
+  int64_t ldc_ = 0, part_ = 0, step_ = 0;
+};
+void amx_pairs(int64_t pairs);
+
 }  // namespace enginebay

@@ -42,29 +42,6 @@ inline v16 larger(v16 a, v16 b) {  // b where either is not a number
 #endif
 }
 
-inline float sum_lanes(v16 v) {  // in one order
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)v);
-#else
-  return sum(v);
-#endif
-}
-
-// 32 neighbours at once: what AMX loads as a whole is not stored in halves, which it would have to wait for.
-inline void store_pair(float* to, v16 a, v16 b) {
-  store(to, a);
-  store(to + 16, b);
-}
-inline void store_pair(bf16* to, v16 a, v16 b) {
-#if defined(__AVX512BF16__)
-  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
-  std::memcpy(to, &both, sizeof both);
-#else
-  store(to, a);
-  store(to + 16, b);
-#endif
-}
-
 inline void clear(float* scores) { store(scores, splat(kNone)); }
 
 // One row of `groups` (even) times 16 scores, of which tokens [low, high) are seen: their largest, scaled and capped,

@@ -3,8 +3,10 @@
 Decision: the library lies at ``CACHE/native/KEY/COMPILER.so``. KEY stands for the sources, torch's version, the
 processor's flags and ours; COMPILER for the compiler, and without one whatever lies under KEY is good. A digest at its
 end shows a library that was cut or damaged before the loader maps it (a cut one kills the process that maps it). It is
-written beside its place and renamed. The lock spares a second process the same work; a lock that does not come free in
-time is passed over, and both results are the same. OpenMP is torch's own copy: two of them would be two thread pools.
+written beside its place and renamed. So is each object file, in ``COMPILER/``: a build that ended with a short run of
+the engine is gone on with by the next; they go when the library is there. The lock spares a second process the same
+work; a lock that does not come free in time is passed over, and both results are the same. OpenMP is torch's own copy:
+two of them would be two thread pools.
 A violating change imports torch.utils.cpp_extension (slow), writes under the final name, or links another OpenMP.
 """
 
@@ -27,7 +29,7 @@ from pathlib import Path
 
 from enginebay.models import cache_home
 
-__all__ = ["BuildFailed", "build", "compiler", "find", "folder"]
+__all__ = ["BuildFailed", "build", "compiler", "find", "folder", "parts", "unwritable"]
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-w")
 _HERE = Path(__file__).parent
@@ -62,6 +64,19 @@ def find() -> Path | None:
     return next((candidate for candidate in candidates if _whole(candidate)), None)
 
 
+def unwritable() -> Path | None:
+    """What keeps a library from being written: the folder that exists and gives no leave, or a file in its place."""
+    at = folder()
+    there = next(path for path in (at, *at.parents) if path.exists())
+    return None if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else there
+
+
+def parts() -> tuple[int, int]:
+    """Of the files to compile, how many an unfinished build has done, and how many there are."""
+    path, sources = compiler(), _sources()
+    return (len(list((folder() / _name(path)).glob("*.o"))) if path else 0), len(sources)
+
+
 def build() -> Path:
     """The library, compiled now if it must be; raises ``BuildFailed``."""
     if found := find():
@@ -89,17 +104,25 @@ def _compile(path: str, at: Path) -> Path:
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
     openmp = sorted((torch / "lib").glob("libgomp*.so*"))
     libraries += [str(openmp[0])] if openmp else ["-fopenmp"]
+    kept = at / _name(path)
+    kept.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=at, prefix=".build-") as scratch:
 
         def compile_one(source: Path) -> str:
-            target = f"{scratch}/{source.stem}.o"
-            _run([path, *FLAGS, "-isystem", str(torch / "include"), "-c", str(source), "-o", target])
-            return target
+            target = kept / f"{source.stem}.o"
+            if not target.exists():
+                made = Path(scratch, target.name)
+                _run([path, *FLAGS, "-isystem", str(torch / "include"), "-c", str(source), "-o", str(made)])
+                made.rename(target)
+            return str(target)
 
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8)) as pool:
-            objects = list(pool.map(compile_one, sorted(_HERE.glob("*.cpp"))))
+            objects = list(pool.map(compile_one, _sources()))
         built = Path(scratch, "library.so")
-        _run([path, "-shared", "-o", str(built), *objects, *libraries])
+        try:
+            _run([path, "-shared", "-o", str(built), *objects, *libraries])
+        finally:  # one that cannot be linked (a machine that lost its power left half of it) is made anew
+            shutil.rmtree(kept, ignore_errors=True)
         with built.open("ab") as file:
             file.write(hashlib.sha256(built.read_bytes()).digest())
             file.flush()
@@ -109,9 +132,15 @@ def _compile(path: str, at: Path) -> Path:
         return final
 
 
+def _sources() -> list[Path]:
+    return sorted(_HERE.glob("*.cpp"))
+
+
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildFailed(f"{command[0]}: {error}") from error
     if done.returncode:

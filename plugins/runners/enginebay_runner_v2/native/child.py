@@ -1,7 +1,8 @@
-"""Builds the library in a process of its own: ``python -P -m enginebay_runner_v2.native.child PARENT HOW``.
+"""Builds the library in a process of its own: ``python -P -m enginebay_runner_v2.native.child HOW``.
 
 HOW is "gently" (one core, and only when nobody else wants it) or "now". Exit code 0, or 1 with the reason on stdout. It
-ends with its parent.
+leads a group, and ends with all of it, compilers too, when whoever started it has closed its stdin, or is gone. (The
+kernel's own signal would end this process alone, and when the *thread* ends that started it.)
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from enginebay.worker.process_guard import ask_to_die_with_parent, check_parent
+from enginebay.worker.process_guard import end_with
 from enginebay_runner_v2.native.build import BuildFailed, build
 
 __all__ = ["main"]
@@ -17,10 +18,9 @@ __all__ = ["main"]
 _NICE = 19
 
 
-def main(parent: str, how: str) -> int:
+def main(how: str) -> int:
     """The process's whole life; returns its exit code."""
-    ask_to_die_with_parent()
-    check_parent(int(parent))
+    end_with(sys.stdin.fileno())
     if how == "gently":
         os.nice(_NICE)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -18,6 +18,47 @@ void check_norm(const Tensor& x, const Tensor& weight, int64_t style) {
   TORCH_CHECK_VALUE(style >= 0 && style <= 2, "style must be 0, 1 or 2, and is ", style);
 }
 
+void check_gate(int64_t width, int64_t activation) {
+  TORCH_CHECK(width % 2 == 0, "gate and up need an even last dimension, and this is ", width);
+  TORCH_CHECK_VALUE(activation >= 0 && activation <= 2, "activation must be 0, 1 or 2, and is ", activation);
+}
+
+bool has(const std::optional<Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
+
+void check_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t out_features) {
+  TORCH_CHECK(x.dim() >= 1 && out_features >= 0, "linear takes [..., inputs], and got ", x.sizes());
+  TORCH_CHECK(weight.scalar_type() == x.scalar_type() && (!has(bias) || bias->scalar_type() == x.scalar_type()),
+              "linear of ", x.scalar_type(), " got a weight of ", weight.scalar_type());
+  TORCH_CHECK_VALUE(weight.dim() == 1 || (weight.dim() == 2 && weight.size(0) == out_features), "the weight has ",
+                    weight.size(0), " outputs, and out_features is ", out_features);
+  TORCH_CHECK(!has(bias) || (bias->dim() == 1 && bias->size(0) == out_features), "the bias is not [", out_features,
+              "]");
+}
+
+Tensor results(const Tensor& x, int64_t outputs, at::ScalarType type) {
+  auto sizes = x.sizes().vec();
+  sizes.back() = outputs;
+  return at::empty(sizes, x.options().dtype(type));
+}
+
+// What the kernels take of a product with a packed weight; tensors that memory is lent from are held.
+template <class T>
+struct Product {
+  Product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t outputs)
+      : inputs(x.size(-1)), step(padded<T>(inputs)), rows(inputs ? x.numel() / inputs : 0) {
+    const int64_t blocks = (outputs + kBlock - 1) / kBlock;
+    TORCH_CHECK_VALUE(weight.numel() == blocks * kBlock * step && weight.is_contiguous(), weight.numel(),
+                      " elements are no packed weight of ", outputs, " outputs and ", inputs, " inputs");
+    in = (step == inputs ? x : at::constant_pad_nd(x, {0, step - inputs})).contiguous();
+    if (!has(bias)) return;
+    held = bias->contiguous();
+    addend = data<T>(held);
+  }
+  int64_t inputs, step, rows;
+  Tensor in, held;
+  const T* addend = nullptr;
+};
+
 }  // namespace
 
 Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps, int64_t style) {
@@ -48,9 +89,8 @@ std::tuple<Tensor, Tensor> add_rms_norm_op(const Tensor& x, const Tensor& residu
 }
 
 Tensor gated_op(const Tensor& gate_up, int64_t activation) {
-  TORCH_CHECK(gate_up.dim() >= 1 && gate_up.size(-1) % 2 == 0, "gate and up need an even last dimension, and this is ",
-              gate_up.sizes());
-  TORCH_CHECK_VALUE(activation >= 0 && activation <= 2, "activation must be 0, 1 or 2, and is ", activation);
+  TORCH_CHECK(gate_up.dim() >= 1, "gate and up need a dimension");
+  check_gate(gate_up.size(-1), activation);
   const Tensor in = gate_up.contiguous();
   auto sizes = in.sizes().vec();
   const int64_t width = sizes.back() /= 2;
@@ -77,39 +117,41 @@ Tensor pack_linear_op(const Tensor& weight) {
 
 Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t out_features,
                  bool float_out) {
-  const bool biased = bias.has_value() && bias->defined();
-  TORCH_CHECK(x.dim() >= 1 && out_features >= 0, "linear takes [..., inputs], and got ", x.sizes());
-  TORCH_CHECK(weight.scalar_type() == x.scalar_type() && (!biased || bias->scalar_type() == x.scalar_type()),
-              "linear of ", x.scalar_type(), " got a weight of ", weight.scalar_type());
+  if (weight.scalar_type() == at::kChar && x.dim() >= 1)
+    return linear_int8_op(x, weight, bias, out_features, float_out);
+  check_linear(x, weight, bias, out_features);
   if (weight.dim() != 1) {
-    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(0) == out_features, "the weight has ", weight.size(0),
-                      " outputs, and out_features is ", out_features);
     if (!float_out || x.scalar_type() == at::kFloat) return at::linear(x, weight, bias);
-    return at::linear(x.to(at::kFloat), weight.to(at::kFloat), biased ? bias->to(at::kFloat) : std::optional<Tensor>());
+    return at::linear(x.to(at::kFloat), weight.to(at::kFloat),
+                      has(bias) ? bias->to(at::kFloat) : std::optional<Tensor>());
   }
-  TORCH_CHECK(!biased || (bias->dim() == 1 && bias->size(0) == out_features), "the bias is not [", out_features, "]");
-  const int64_t inputs = x.size(-1), blocks = (out_features + kBlock - 1) / kBlock;
-  auto sizes = x.sizes().vec();
-  sizes.back() = out_features;
-  const Tensor out = at::empty(sizes, x.options().dtype(float_out ? at::kFloat : x.scalar_type()));
+  const Tensor out = results(x, out_features, float_out ? at::kFloat : x.scalar_type());
   dispatch(x, [&](auto type) {
     using T = decltype(type);
-    TORCH_CHECK_VALUE(weight.numel() == blocks * kBlock * padded<T>(inputs) && weight.is_contiguous(), weight.numel(),
-                      " elements are no packed weight of ", out_features, " outputs and ", inputs, " inputs");
-    const int64_t rows = inputs ? x.numel() / inputs : 0;
-    Tensor in = x;
-    if (padded<T>(inputs) != inputs) in = at::constant_pad_nd(x, {0, padded<T>(inputs) - inputs});
-    in = in.contiguous();
-    const Tensor b = biased ? bias->contiguous() : Tensor();
-    const T* addend = biased ? data<T>(b) : nullptr;
+    const Product<T> p(x, weight, bias, out_features);
     if (float_out)
-      linear<T, float>(data<T>(in), padded<T>(inputs), data<T>(weight), addend, out.data_ptr<float>(), rows, inputs,
+      linear<T, float>(data<T>(p.in), p.step, data<T>(weight), p.addend, out.data_ptr<float>(), p.rows, p.inputs,
                        out_features, threads());
     else
-      linear<T, T>(data<T>(in), padded<T>(inputs), data<T>(weight), addend, data<T>(out), rows, inputs, out_features,
+      linear<T, T>(data<T>(p.in), p.step, data<T>(weight), p.addend, data<T>(out), p.rows, p.inputs, out_features,
                    threads());
   });
   return out;
+}
+
+Tensor gated_linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t out_features,
+                       int64_t activation) {
+  check_gate(out_features, activation);
+  if (weight.scalar_type() == at::kBFloat16 && weight.dim() == 1) {
+    check_linear(x, weight, bias, out_features);
+    const int64_t width = out_features / 2;
+    const Product<bf16> p(x, weight, bias, out_features);
+    const Tensor out = results(x, width, x.scalar_type());
+    if (gated_linear(data<bf16>(p.in), p.step, data<bf16>(weight), p.addend, data<bf16>(out), p.rows, p.inputs, width,
+                     Activation(activation), threads()))
+      return out;
+  }
+  return gated_op(linear_op(x, weight, bias, out_features, false), activation);
 }
 
 Tensor packed_rows_op(const Tensor& packed, const Tensor& ids, int64_t outputs, int64_t inputs) {

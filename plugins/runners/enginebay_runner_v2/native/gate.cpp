@@ -1,41 +1,36 @@
-#include "kernels.h"
+#include "activation.h"
 #include "parallel.h"
-
-#include <cmath>
 
 namespace enginebay {
 namespace {
 
 constexpr int64_t kWorth = 1 << 13;  // outputs below which a fork costs more than it saves
+constexpr int64_t kPiece = 512;      // outputs of a row that a thread takes: a row alone is shared among threads too
 
-v16 gelu(v16 x) {  // by erfc, which keeps its digits where the result is small
-  for (int i = 0; i < 16; ++i) x[i] = 0.5f * x[i] * std::erfc(-x[i] * 0.70710678118654752f);
-  return x;
-}
-
-v16 activated(v16 x, Activation activation) {
-  switch (activation) {
-    case Activation::silu:
-      return x * sigmoid(x);
-    case Activation::gelu_tanh:  // 0.5 (1 + tanh u) = sigmoid(2u)
-      return x * sigmoid((x + x * x * x * 0.044715f) * 1.5957691216057308f);
-    default:
-      return gelu(x);
-  }
+template <class T, Activation activation>
+void piece(const T* gate, const T* up, T* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32)
+    store_pair(out + i, activated<T, activation>(load(gate + i)) * load(up + i),
+               activated<T, activation>(load(gate + i + 16)) * load(up + i + 16));
+  for (; i < count; i += 16)
+    store_upto(out + i, activated<T, activation>(load_upto(gate + i, count - i)) * load_upto(up + i, count - i),
+               count - i);
 }
 
 }  // namespace
 
 template <class T>
 void gated(const T* gate_up, T* out, int64_t rows, int64_t width, Activation activation, int threads) {
-  const int64_t pieces = (width + 511) / 512;  // a row alone is shared among threads too
+  const auto one = activation == Activation::silu        ? piece<T, Activation::silu>
+                   : activation == Activation::gelu_tanh ? piece<T, Activation::gelu_tanh>
+                                                         : piece<T, Activation::gelu>;
+  const int64_t pieces = (width + kPiece - 1) / kPiece;
   parallel(rows * pieces, rows * width < kWorth ? 1 : threads, [&](int64_t first, int64_t last) {
-    for (int64_t piece = first; piece < last; ++piece) {
-      const int64_t r = piece / pieces, from = piece % pieces * 512, end = from + 512 < width ? from + 512 : width;
-      const T *gate = gate_up + r * 2 * width, *up = gate + width;
-      for (int64_t i = from; i < end; i += 16)
-        store_upto(out + r * width + i, activated(load_upto(gate + i, end - i), activation) * load_upto(up + i, end - i),
-                   end - i);
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t r = p / pieces, from = p % pieces * kPiece;
+      const T* const gate = gate_up + r * 2 * width + from;
+      one(gate, gate + width, out + r * width + from, from + kPiece < width ? kPiece : width - from);
     }
   });
 }

@@ -35,6 +35,10 @@ template <class T, class Out>
 void linear(const T* x, int64_t step, const T* packed, const T* bias, Out* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads);
 
+// The same, gated: out [rows, width], from 2 width outputs, gates first. False: nothing was done; no gain over two calls.
+bool gated_linear(const bf16* x, int64_t step, const bf16* packed, const bf16* bias, bf16* out, int64_t rows,
+                  int64_t inputs, int64_t width, Activation activation, int threads);
+
 // One tensor of the cache: `block`, `token`, `head` elements from one to the next.
 template <class T>
 struct Pages {

@@ -1,10 +1,14 @@
 #include "kernels.h"
+#include "linear_amx.h"
 #include "parallel.h"
+
+#include <algorithm>
 
 namespace enginebay {
 namespace {
 
 constexpr int64_t kGroup = 256;      // rows that a thread takes through a block of weights: they stay in its L2 cache
+constexpr int64_t kNear = 5 << 18;    // bytes of inputs that stay in a core's second-level cache, on AMX
 constexpr int64_t kFewRows = 32;     // up to here the weights come from memory, and are fetched ahead
 constexpr int64_t kWorth = 1 << 14;  // weights below which a fork costs more than it saves
 
@@ -15,6 +19,22 @@ void finish(const float* sums, const T* bias, Out* out, int64_t count) {
     if (bias) v += load_upto(bias + i, count - i);
     store_upto(out + i, v, count - i);
   }
+}
+
+bool tiled(int64_t rows) { return rows > 16 && kind() == Kind::amx; }
+
+// f(first row, rows, first block, end) over parts of all rows and blocks, whose inputs stay near.
+template <class F>
+void shared(int64_t rows, int64_t inputs, int64_t blocks, int threads, const F& f) {
+  const int64_t most = std::max<int64_t>(kNear / (padded<bf16>(inputs) * 2) / 32 * 32, 32);
+  const int64_t groups = (rows + most - 1) / most, each = (rows + 32 * groups - 1) / (32 * groups) * 32;
+  parallel(blocks * groups, threads, [&](int64_t first, int64_t end) {
+    while (first < end) {
+      const int64_t from = first / blocks * each, block = first % blocks, some = std::min(end - first, blocks - block);
+      f(from, std::min(rows - from, each), block, block + some);
+      first += some;
+    }
+  });
 }
 
 }  // namespace
@@ -55,6 +75,13 @@ template <class T, class Out>
 void linear(const T* x, int64_t step, const T* packed, const T* bias, Out* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads) {
   const int64_t blocks = (outputs + kBlock - 1) / kBlock, size = padded<T>(inputs) * kBlock;
+  if constexpr (sizeof(T) == 2)
+    if (tiled(rows))
+      return shared(rows, inputs, blocks, outputs * inputs < kWorth ? 1 : threads,
+                    [&](int64_t from, int64_t count, int64_t first, int64_t end) {
+                      amx_linear(x + from * step, step, packed, bias, out + from * outputs, count, inputs, outputs,
+                                 first, end);
+                    });
   const int64_t groups = (rows + kGroup - 1) / kGroup;
   parallel(blocks * groups, outputs * inputs < kWorth ? 1 : threads, [&](int64_t first, int64_t end) {
     PanelScope scope;
@@ -76,6 +103,17 @@ void linear(const T* x, int64_t step, const T* packed, const T* bias, Out* out, 
       item += some;
     }
   });
+}
+
+bool gated_linear(const bf16* x, int64_t step, const bf16* packed, const bf16* bias, bf16* out, int64_t rows,
+                  int64_t inputs, int64_t width, Activation activation, int threads) {
+  if (!tiled(rows) || width % kBlock) return false;
+  shared(rows, inputs, width / kBlock, 2 * width * inputs < kWorth ? 1 : threads,
+         [&](int64_t from, int64_t count, int64_t first, int64_t end) {
+           amx_gated_linear(x + from * step, step, packed, bias, out + from * width, count, inputs, width, activation,
+                            first, end);
+         });
+  return true;
 }
 
 template void pack(const float*, float*, int64_t, int64_t, int);

@@ -16,6 +16,11 @@ Tensor gated_op(const Tensor& gate_up, int64_t activation);
 Tensor pack_linear_op(const Tensor& weight);
 Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t out_features,
                  bool float_out);
+Tensor gated_linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t out_features,
+                       int64_t activation);
+Tensor pack_linear_int8_op(const Tensor& weight);
+Tensor linear_int8_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t out_features,
+                      bool float_out);  // `linear` with a weight of pack_linear_int8
 Tensor packed_rows_op(const Tensor& packed, const Tensor& ids, int64_t outputs, int64_t inputs);
 Tensor select_rows_op(const Tensor& x, const Tensor& rows);
 std::tuple<Tensor, Tensor> greedy_op(const Tensor& logits);

@@ -9,7 +9,9 @@ TORCH_LIBRARY_IMPL(enginebay, CPU, m) {
   m.impl("add_rms_norm", enginebay::add_rms_norm_op);
   m.impl("gated", enginebay::gated_op);
   m.impl("pack_linear", enginebay::pack_linear_op);
+  m.impl("pack_linear_int8", enginebay::pack_linear_int8_op);
   m.impl("linear", enginebay::linear_op);
+  m.impl("gated_linear", enginebay::gated_linear_op);
   m.impl("packed_rows", enginebay::packed_rows_op);
   m.impl("rotary_attention", enginebay::rotary_attention_op);
   m.impl("paged_attention", enginebay::paged_attention_op);

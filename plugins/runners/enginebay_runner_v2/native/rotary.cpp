@@ -12,14 +12,23 @@ constexpr int64_t kWorth = 16;  // tokens below which a fork costs more than it 
 template <class T>
 void turn(const T* x, const float* angles, int64_t dims, int64_t size, T* out) {
   const int64_t half = dims / 2;
-  for (int64_t i = 0; i < half; i += 16) {
+  int64_t i = 0;
+  for (; i + 32 <= half; i += 32) {
+    const v16 cos = load(angles + i), sin = load(angles + half + i);
+    const v16 more_cos = load(angles + i + 16), more_sin = load(angles + half + i + 16);
+    const v16 first = load(x + i), second = load(x + half + i);
+    const v16 more_first = load(x + i + 16), more_second = load(x + half + i + 16);
+    store_pair(out + i, first * cos - second * sin, more_first * more_cos - more_second * more_sin);
+    store_pair(out + half + i, second * cos + first * sin, more_second * more_cos + more_first * more_sin);
+  }
+  for (; i < half; i += 16) {
     const int64_t left = half - i;
     const v16 cos = load_upto(angles + i, left), sin = load_upto(angles + half + i, left);
     const v16 first = load_upto(x + i, left), second = load_upto(x + half + i, left);
     store_upto(out + i, first * cos - second * sin, left);
     store_upto(out + half + i, second * cos + first * sin, left);
   }
-  std::memcpy(out + dims, x + dims, (size - dims) * sizeof(T));
+  if (dims < size) std::memcpy(out + dims, x + dims, (size - dims) * sizeof(T));
 }
 
 }  // namespace

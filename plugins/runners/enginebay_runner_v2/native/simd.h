@@ -34,10 +34,15 @@ inline float widen(bf16 x) {
 }
 
 inline v16 load(const float* from) { return bits_of<v16>(from); }
-inline v16 load(const bf16* from) {
-  u16 wide = __builtin_convertvector(bits_of<h16>(from), u16) << 16;
+inline v16 widen(h16 x) {
+#if defined(__AVX512F__)  // in one instruction, which compilers make three of
+  return (v16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+#else
+  const u16 wide = __builtin_convertvector(x, u16) << 16;
   return bits_of<v16>(&wide);
+#endif
 }
+inline v16 load(const bf16* from) { return widen(bits_of<h16>(from)); }
 
 inline void store(float* to, v16 v) { std::memcpy(to, &v, sizeof v); }
 inline void store(bf16* to, v16 v) {
@@ -51,6 +56,21 @@ inline void store(bf16* to, v16 v) {
   u16 nan = (u16)(v != v);
   h16 half = __builtin_convertvector((nan & quiet) | (~nan & rounded), h16);
   std::memcpy(to, &half, sizeof half);
+#endif
+}
+
+// 32 neighbours at once: what AMX loads as a whole is not stored in halves, which it would have to wait for.
+inline void store_pair(float* to, v16 a, v16 b) {
+  store(to, a);
+  store(to + 16, b);
+}
+inline void store_pair(bf16* to, v16 a, v16 b) {
+#if defined(__AVX512BF16__)
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+  std::memcpy(to, &both, sizeof both);
+#else
+  store(to, a);
+  store(to + 16, b);
 #endif
 }
 
@@ -88,6 +108,12 @@ template <>
 inline v16 rounded<float>(v16 x) {
   return x;
 }
+#if defined(__AVX512BF16__)
+template <>
+inline v16 rounded<bf16>(v16 x) {  // in registers
+  return widen((h16)_mm512_cvtneps_pbh((__m512)x));
+}
+#endif
 
 inline v16 choose(i16 mask, v16 yes, v16 no) {
 #if defined(__AVX512DQ__)
@@ -100,13 +126,17 @@ inline v16 choose(i16 mask, v16 yes, v16 no) {
   return bits_of<v16>(&c);
 }
 
-// In one order, so that a sum depends on nothing but its terms.
+// In one order, so that a sum depends on nothing but its terms: halves are added up, then their halves.
 inline float sum(v16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
   float x[16];
   store(x, v);
   for (int step = 8; step; step /= 2)
     for (int i = 0; i < step; ++i) x[i] += x[i + step];
   return x[0];
+#endif
 }
 // NaN if any is.
 inline float largest(v16 v) {

@@ -17,6 +17,8 @@ they run as references, and then their passes change no bit; as kernels they hav
 _PASSES = (
     ("drop", "drop checks, casts to the same dtype, dropout and copies", 0.0),
     ("two_dimensions", "put tokens first and leave out the batch dimension, so that nothing turns tensors around", 0.0),
+    ("tensor_parallel", "take this tensor rank's part of each layer, and sum or gather what it has in part",
+     _SUMMED_OTHERWISE),
     ("sampled_rows", "compute what follows the last attention for the tokens that draw alone", _SUMMED_OTHERWISE),
     ("pack_projections", "make one product of those of queries, keys and values, and of a gate and what it gates",
      _SUMMED_OTHERWISE),
@@ -24,6 +26,7 @@ _PASSES = (
     ("fuse_norm", "make one call of a norm, and of the sum before it", _SUMMED_OTHERWISE),
     ("fuse_gate", "make one call of a gate and what it gates", _SUMMED_OTHERWISE),
     ("linear", "put products with weights through an operator that takes packed weights", _SUMMED_OTHERWISE),
+    ("gated_linear", "make one call of a product of gates and what they gate, and of the gate", _SUMMED_OTHERWISE),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from enginebay.interfaces import GraphContext
-from enginebay_runner_v2.passes.editing import call, calls, dims
+from enginebay_runner_v2.passes.editing import call, calls, dims, is_call
 
 __all__ = ["apply"]
 
@@ -21,8 +21,14 @@ def apply(graph_module: GraphModule, context: GraphContext) -> None:
         x, weight, bias = (*node.args, None)[:3]
         if not isinstance(weight, Node) or weight.name not in context.constants:
             continue
-        logits = {"float_out": True} if all(user.op == "output" for user in node.users) else {}
+        logits = {"float_out": True} if all(map(_is_result, node.users)) else {}
         with graph.inserting_before(node):
             product = call(graph, torch.ops.enginebay.linear.default, x, weight, bias, dims(weight)[0], **logits)
         node.replace_all_uses_with(product)
         graph.erase_node(node)
+
+
+def _is_result(user: Node) -> bool:
+    """Whether this is the step's result, or gathers the ranks' parts for it."""
+    gathers = is_call(user, torch.ops.enginebay.all_gather.default)
+    return user.op == "output" or (gathers and all(one.op == "output" for one in user.users))

@@ -42,9 +42,12 @@ def apply(graph_module: GraphModule, context: GraphContext) -> None:
 
 
 def _is_packable(node: Node, context: GraphContext) -> bool:
-    """Its weight and bias are weights of the file, and no other call's."""
+    """Its weight and bias are weights of the file, or rows of them, and no other call's."""
     return all(
-        isinstance(part, Node) and len(part.users) == 1 and isinstance(context.constants.get(part.name), Parameter)
+        isinstance(part, Node)
+        and len(part.users) == 1
+        and isinstance(origin := context.constants.get(part.name), Parameter)
+        and origin.dim == 0
         for part in node.args[1:]
         if part is not None
     )
@@ -109,11 +112,12 @@ def _pack(graph: Graph, linears: Sequence[Node], context: GraphContext) -> None:
 
 def _packed(graph: Graph, parts: Sequence[Any], context: GraphContext) -> Node:
     """A constant of these, one below the other."""
-    origins = [context.constants[part.name] for part in parts]
-    names = tuple(origin.name for origin in origins if isinstance(origin, Parameter))
+    origins = [origin for part in parts if isinstance(origin := context.constants[part.name], Parameter)]
+    names = tuple(origin.name for origin in origins)
+    ranges = tuple(origin.ranges for origin in origins)
     with value(parts[0]).fake_mode:
         whole = torch.cat([value(part) for part in parts])
-    return constant(graph, _name(names), whole, Packed(names=names), context)
+    return constant(graph, _name(names), whole, Packed(names=names, ranges=ranges if any(ranges) else ()), context)
 
 
 def _name(names: Sequence[str]) -> str:

@@ -13,14 +13,21 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from enginebay.interfaces import GraphContext
+from enginebay_runner_v2 import ops  # noqa: F401  # the operators that are named below
 from enginebay_runner_v2.passes.editing import call, calls, dims, is_call, value
 from enginebay_runner_v2.passes.moves import pointwise
 
 __all__ = ["apply"]
 
 _ATEN = torch.ops.aten
-_BY_LAST = (_ATEN.linear.default, _ATEN.layer_norm.default, _ATEN.rms_norm.default)
-"""They work on the last dimension of their first argument."""
+_BY_LAST = (
+    _ATEN.linear.default,
+    _ATEN.layer_norm.default,
+    _ATEN.rms_norm.default,
+    torch.ops.enginebay.all_reduce.default,
+    torch.ops.enginebay.all_gather.default,
+)
+"""They work on the last dimension of their first argument; ranks all have the same tokens."""
 _SPLITS = (_ATEN.split_with_sizes.default, _ATEN.split.Tensor, _ATEN.chunk.default)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay_runner_v1.shares import HeadShare, TooManyRanks, aligned, even, head_shares, stages
+from enginebay.worker.parallel.shares import HeadShare, TooManyRanks, aligned, even, head_shares, stages
 
 
 @given(st.integers(1, 2000), st.integers(1, 16))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from enginebay.errors import WorkerFailed, one_line
 
-__all__ = ["Heard", "PipelineGroup", "TensorGroup", "world_agrees"]
+__all__ = ["Heard", "PipelineGroup", "TensorGroup", "agreed", "world_agrees"]
 
 _MAX_DETAIL = 300
 _DRAWN = "telling all stages what was drawn"
@@ -131,6 +131,18 @@ class PipelineGroup:
         with _told(_DRAWN, self.group):
             work = dist.broadcast(into, group=self.group, group_src=self.size - 1, async_op=True)
         return Heard(self.group, work, into)
+
+
+@contextmanager
+def agreed(group: Any, device: torch.device) -> Iterator[None]:
+    """Whatever is done within is done by every rank of ``group``, or each fails; nobody waits for one that did."""
+    try:
+        yield
+    except Exception:
+        world_agrees(group, fine=False, device=device)
+        raise
+    if not world_agrees(group, fine=True, device=device):
+        raise WorkerFailed("another rank of the world failed to load its part of the model: see its error")
 
 
 def world_agrees(group: Any, fine: bool, device: torch.device) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from enginebay.errors import ModelError
-from enginebay_runner_v1.cuts import Cut
-from enginebay_runner_v1.shares import HeadShare, TooManyRanks, aligned, head_shares
+from enginebay.worker.parallel.cuts import Cut
+from enginebay.worker.parallel.shares import HeadShare, TooManyRanks, aligned, head_shares
 
 __all__ = ["TensorPlan", "make_plan"]
 
@@ -49,6 +49,15 @@ class TensorPlan:
     once: set[str] = field(default_factory=set)
     heads: dict[str, tuple[HeadShare, ...]] = field(default_factory=dict)
     embedding: tuple[str, range] | None = None
+
+    def words(self) -> str:
+        """The split in force, for people: "3+6 query heads, 1+2 KV heads"."""
+        if not self.heads:
+            return f"{self.size} ranks, attention whole on each"
+        shares = next(iter(self.heads.values()))
+        queries, kv = ("+".join(str(len(getattr(s, what))) for s in shares) for what in ("queries", "kv"))
+        replicated = "" if len({(s.kv.start, s.kv.stop) for s in shares}) == len(shares) else " (some on several ranks)"
+        return f"{queries} query heads, {kv} KV heads{replicated}"
 
 
 def make_plan(model: Any, rank: int, size: int) -> TensorPlan:
