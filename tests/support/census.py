@@ -47,7 +47,7 @@ class Census:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid() and wanted in _environment(entry):
                 found[int(entry.name)] = _command(int(entry.name))
-        return found
+        return {pid: command for pid, command in found.items() if command != _GONE}
 
     def left(self) -> dict[str, str]:
         """What is there now and was not before, each with words for a message."""
@@ -79,12 +79,15 @@ def _environment(entry: Path) -> bytes:
         return b""  # it has gone, or is another user's
 
 
+_GONE = "it has gone meanwhile"
+
+
 def _command(pid: int) -> str:
     try:
         process = psutil.Process(pid)
         return f"{process.status()}: {' '.join(process.cmdline())[:120] or process.name()}"
     except psutil.Error:
-        return "it has gone meanwhile"
+        return _GONE
 
 
 def _descriptors() -> dict[str, str]:

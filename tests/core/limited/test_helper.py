@@ -256,8 +256,8 @@ def test_ctrl_c_is_the_parents_alone() -> None:
     owner, child = _owner("idle")
     assert owner.stdout is not None
     assert owner.stdout.readline() == "waits\n"
+    child.send_signal(signal.SIGINT)  # first: it ends with the parent
     os.killpg(owner.pid, signal.SIGINT)
-    child.send_signal(signal.SIGINT)
     _, errors = owner.communicate(timeout=20)
     child.wait(10)
     assert errors.count("Traceback") == 1  # the parent's own
