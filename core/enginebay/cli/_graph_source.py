@@ -56,7 +56,6 @@ def of_model(resolved: Resolved, *, verify: bool) -> Shown:
         dtype="float32" if verify else planned.dtype,
         block_size=planned.block_size,
         max_model_len=planned.max_model_len,
-        tensor_size=resolved.config.parallel.tensor_parallel_size,
         model=planned.model,
     )
     with _working(f"capturing {planned.model.name}"):

@@ -42,6 +42,11 @@ def test_every_built_in_pass_keeps_results_and_the_picture_shows_it(family: str,
     assert "self_attn.q_proj + k_proj + v_proj" in picture
 
 
+def test_of_several_ranks_the_passes_of_one_are_shown(tiny: Tiny) -> None:
+    two = ("--set", "executor.use=mp", "--set", "parallel.tensor_parallel_size=2")
+    assert shown(tiny("llama"), *two, "--show", "code") == shown(tiny("llama"), "--show", "code")
+
+
 def _wrong(graph_module: Any, context: GraphContext) -> None:
     """Everything is as likely as it was unlikely."""
     output = graph_module.graph.output_node()
