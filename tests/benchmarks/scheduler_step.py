@@ -54,8 +54,8 @@ class Stopwatch:
 
 def main(running: int, waiting: int, detokenizer: DetokenizerFactory) -> None:
     workers = Stopwatch()
-    Execution.send = workers.around(Execution.send)  # type: ignore[method-assign]
-    Execution.wait = workers.around(Execution.wait)  # type: ignore[method-assign]
+    Execution.send = workers.around(Execution.send)  # type: ignore[method-assign]  # timed
+    Execution.wait = workers.around(Execution.wait)  # type: ignore[method-assign]  # timed
     core = bench_engine(running, InstantDevice, detokenizer=detokenizer).core
     wanted = asks(0, running + waiting)
     gc.collect()

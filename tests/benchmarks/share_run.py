@@ -22,9 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 import torch  # noqa: E402  # it reads the variable when it is imported
 
-from enginebay import LLM, SamplingParams  # noqa: E402
-from enginebay_runner_v2.execution import NativePart  # noqa: E402
-from enginebay_runner_v2.runner import RunnerV2  # noqa: E402
+from enginebay import LLM, SamplingParams  # noqa: E402  # as torch
+from enginebay_runner_v2.execution import NativePart  # noqa: E402  # as torch
+from enginebay_runner_v2.runner import RunnerV2  # noqa: E402  # as torch
 
 TOKENS, EDGE = 80, 16
 """Answers are so long, and so many steps at their beginning and at their end are not counted."""
