@@ -5,9 +5,8 @@ processor's flags and ours; COMPILER for the compiler, and without one whatever 
 end shows a library that was cut or damaged before the loader maps it (a cut one kills the process that maps it). It is
 written beside its place and renamed. So is each object file, in ``COMPILER/``: a build that ended with a short run of
 the engine is gone on with by the next; they go when the library is there. The lock spares a second process the same
-work; a lock that does not come free in time is passed over, and both results are the same. OpenMP is torch's own copy:
-two of them would be two thread pools.
-A violating change imports torch.utils.cpp_extension (slow), writes under the final name, or links another OpenMP.
+work; a lock that does not come free in time is passed over, and both results are the same.
+A violating change imports torch.utils.cpp_extension (slow), writes under the final name, or links OpenMP (``pool.h``).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from enginebay.models import cache_home
 
 __all__ = ["BuildFailed", "build", "compiler", "find", "folder", "parts", "unwritable"]
 
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-w")
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-pthread", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-w")
 _HERE = Path(__file__).parent
 _SECONDS = 900.0
 """How long a compiler may take for a file, and how long another process's build is waited for."""
@@ -102,8 +101,6 @@ def _compile(path: str, at: Path) -> Path:
         raise BuildFailed("torch is not installed")
     torch = Path(spec.origin).parent
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
-    openmp = sorted((torch / "lib").glob("libgomp*.so*"))
-    libraries += [str(openmp[0])] if openmp else ["-fopenmp"]
     kept = at / _name(path)
     kept.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=at, prefix=".build-") as scratch:

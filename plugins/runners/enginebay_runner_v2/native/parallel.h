@@ -1,24 +1,20 @@
-// Work shared among the threads of the pool that torch uses; what is computed never depends on how many they are.
+// Work shared out among threads; what is computed never depends on how many they are.
 #pragma once
-#include <omp.h>
-
 #include <cstdint>
+
+#include "pool.h"
 
 namespace enginebay {
 
-// f(first, end) over `items` in one run of neighbours per thread.
+// f(first, end) over `items`, in a few runs of neighbours per thread; each item once, in any order.
 template <class F>
 void parallel(int64_t items, int threads, const F& f) {
   if (threads > items) threads = int(items);
-  if (threads <= 1 || omp_in_parallel()) {
+  if (threads <= 1) {
     if (items > 0) f(int64_t(0), items);
     return;
   }
-#pragma omp parallel num_threads(threads)
-  {
-    const int64_t n = omp_get_num_threads(), t = omp_get_thread_num();
-    f(items * t / n, items * (t + 1) / n);
-  }
+  share(items, threads, {[](const void* work, int64_t first, int64_t end) { (*static_cast<const F*>(work))(first, end); }, &f});
 }
 
 }  // namespace enginebay
