@@ -70,6 +70,7 @@ __all__ = [
     "in_words",
     "is_interrupt",
     "one_line",
+    "said",
     "shown",
 ]
 
@@ -232,6 +233,11 @@ def in_words(error: BaseException) -> str:
     kind = type(error).__name__
     words = _said(lambda: " ".join(str(error).split()), "(its text cannot be had)")
     return one_line(f"{kind}: {words}" if words else kind)
+
+
+def said(error: BaseException) -> str:
+    """What an error says, as it says it; its class when it cannot: a subclass of ours may be a stranger's."""
+    return _said(lambda: str(error), f"{type(error).__name__}: (its text cannot be had)")
 
 
 def shown(value: object, limit: int = 200) -> str:

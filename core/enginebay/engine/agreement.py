@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from enginebay.errors import EnginebayError, EngineDead, StartFailed, WorkerHung, WorkerLost
+from enginebay.errors import EnginebayError, EngineDead, StartFailed, WorkerHung, WorkerLost, is_interrupt
 from enginebay.messages import SchedulerOutput
 from enginebay.runtime import Clock, Entropy
 
@@ -128,8 +128,9 @@ class Agreement:
             return kind(f"{missing}, and a step failed here: {error}")
         except EngineDead as difference:
             return difference
-        except EnginebayError:
-            return error
+        except BaseException as failed:  # an executor's own, which says less than ``error`` does
+            if is_interrupt(failed):
+                raise
         return error
 
     def _meet(self) -> None:

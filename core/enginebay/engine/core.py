@@ -66,11 +66,7 @@ class EngineCore:
             recorder=StepRecorder(every=parts.step_every, wall=wall),
         )
         self._rebirth = Rebirth(
-            parts,
-            scheduler=self._scheduler,
-            requests=self._requests,
-            pipeline=self._pipeline,
-            progress=self._progress,
+            parts, scheduler=self._scheduler, requests=self._requests, pipeline=self._pipeline, progress=self._progress
         )
         self._controls = Controls(parts, anew=self._anew, unfinished=lambda: len(self._requests), status=self.status)
 
@@ -225,11 +221,13 @@ class EngineCore:
         if self._stopped:
             return
         self._stopped = True
-        self._pipeline.leave()
-        self._requests.end_all(FinishReason.ABORT, self._clock.now_ns())
         self._death = self._death or Death.closed()
-        self._workers_end.stop()
-        self._parts.hooks.engine_stopped()
+        try:
+            self._pipeline.leave()
+            self._requests.end_all(FinishReason.ABORT, self._clock.now_ns())
+        finally:
+            self._workers_end.stop()
+            self._parts.hooks.engine_stopped()
 
     def stop_by(self, deadline: float) -> None:
         """Whatever stops the workers from now on does so by ``deadline``, in seconds of the clock; from any thread."""

@@ -13,6 +13,7 @@ from enginebay.errors import (
     WorkerLost,
     in_words,
     is_interrupt,
+    said,
 )
 
 __all__ = ["Death", "OrDie"]
@@ -32,11 +33,11 @@ class Death:
         """The death that ``error`` is the cause of; classes with an exit code of their own keep it."""
         for own in _WITH_OWN_EXIT:
             if isinstance(error, own):
-                return cls(kind=own, message=f"the engine stopped: {error}")
+                return cls(kind=own, message=f"the engine stopped: {said(error)}")
         if isinstance(error, EngineDead):
             kind: type[EnginebayError] = PolicyFailed if isinstance(error, PolicyFailed) else EngineDead
-            return cls(kind=kind, message=str(error))
-        what = str(error) if isinstance(error, EnginebayError) else in_words(error)
+            return cls(kind=kind, message=said(error))
+        what = said(error) if isinstance(error, EnginebayError) else in_words(error)
         return cls(kind=EngineDead, message=f"the engine stopped: {what}")
 
     @classmethod

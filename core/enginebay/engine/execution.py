@@ -12,8 +12,16 @@ from enginebay.engine.replies import step_result
 from enginebay.engine.steps import InFlight
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung, in_words, is_interrupt
 from enginebay.interfaces import PendingCall
-from enginebay.messages import GrammarOutput, ModelRunnerOutput, RankReply, Replies, SchedulerOutput, StepResult
-from enginebay.transport import DamagedMessage, UnsendableMessage
+from enginebay.messages import (
+    ExecuteModel,
+    GrammarOutput,
+    ModelRunnerOutput,
+    RankReply,
+    Replies,
+    SchedulerOutput,
+    StepResult,
+)
+from enginebay.transport import DamagedMessage, UnsendableMessage, decode_call, encode
 
 __all__ = ["Execution"]
 
@@ -44,6 +52,7 @@ class Execution:
             "execute_model",
             sent.step,
             lambda: self._executor.execute_model(sent, deadline=self._deadline(), traceparent=traceparent),
+            sent,
         )
 
     def sample(self, step: int, grammar: GrammarOutput | None) -> PendingCall:
@@ -61,6 +70,9 @@ class Execution:
             return self._wait(flight)
         except OF_WORKERS as error:
             raise Setback.of(error) from error
+        except EngineDead:
+            self._raise_if_unreadable(flight.sent)
+            raise
 
     def _wait(self, flight: InFlight) -> ModelRunnerOutput:
         assert flight.call is not None, "a step is waited for after it was sent"
@@ -88,7 +100,9 @@ class Execution:
     def _deadline(self) -> float:
         return self._clock.now() + self._parts.step_timeout
 
-    def _sent(self, what: str, step: int, send: Callable[[], PendingCall]) -> PendingCall:
+    def _sent(
+        self, what: str, step: int, send: Callable[[], PendingCall], schedule: SchedulerOutput | None = None
+    ) -> PendingCall:
         """What cannot be encoded is the scheduler's fault; what else goes wrong is the executor's."""
         try:
             call = send()
@@ -99,6 +113,8 @@ class Execution:
         except OF_WORKERS as error:
             raise Setback.of(error) from error
         except (EnginebayError, TimeoutError):
+            if schedule is not None:
+                self._raise_if_unreadable(schedule)
             raise
         except BaseException as error:
             raise self._failed(f"did not take {what} of step {step}", error) from error
@@ -153,6 +169,14 @@ class Execution:
         self.num_dropped += 1
         stale = f"{self._parts.executor_name} answered step {flight.step} for another call, step or generation"
         raise Setback(Evidence.STALE, EngineDead(f"the engine stopped: {stale}"), stale)
+
+    def _raise_if_unreadable(self, schedule: SchedulerOutput) -> None:
+        """Asked when a step has failed: values of wrong types are the scheduler's fault, wherever they were found."""
+        try:
+            decode_call(encode(ExecuteModel(scheduler_output=schedule)))
+        except (DamagedMessage, UnsendableMessage) as error:
+            name = self._parts.scheduler_name
+            raise PolicyFailed(f"{name}: step {schedule.step} cannot be read by the workers: {error}") from error
 
     def _failed(self, what: str, error: BaseException) -> EngineDead:
         if is_interrupt(error):

@@ -36,7 +36,8 @@ _FIELDS: Final[dict[str, type[object]]] = {
     "constrained": str,
 }
 
-_COUNTERS: Final = tuple(name for name in SchedulerStats.__struct_fields__ if not name.startswith("num_"))
+_FIGURES: Final = SchedulerStats.__struct_fields__
+_COUNTERS: Final = tuple(name for name in _FIGURES if not name.startswith("num_"))
 """Those of the figures that count since the start; what begins with "num_" says how it stands."""
 
 
@@ -115,11 +116,14 @@ class GuardedScheduler:
         """How it stands; the counters go on from those of the schedulers before it."""
         stats: SchedulerStats = self._ask("make_stats")
         self._check("make_stats", stats, SchedulerStats)
+        try:
+            figures = {name: getattr(stats, name) for name in _FIGURES}
+        except BaseException as error:
+            raise self._blamed("a look at what make_stats() returned", error) from error
+        if {*map(type, figures.values())} != _INT:
+            raise PolicyFailed(f"{self._name} returned {shown(stats, 400)} from make_stats: its fields are integers")
         if (before := self._before) is not None:
-            try:
-                sums = {name: getattr(before, name) + getattr(stats, name) for name in _COUNTERS}
-            except BaseException as error:
-                raise self._blamed("a look at what make_stats() returned", error) from error
+            sums = {name: getattr(before, name) + figures[name] for name in _COUNTERS}
             stats = msgspec.structs.replace(stats, **sums)
         self._last = stats
         return stats
@@ -136,8 +140,12 @@ class GuardedScheduler:
         """Call the scheduler's method of that name."""
         try:
             return getattr(self._scheduler, method)(*args)
-        except EnginebayError:
+        except PolicyFailed:
             raise
+        except RequestError as error:
+            if method == "add_request":
+                raise
+            raise self._blamed(f"{method}()", error) from error
         except BaseException as error:
             raise self._blamed(f"{method}()", error) from error
 

@@ -19,7 +19,7 @@ from enginebay.engine.core import EngineCore
 from enginebay.engine.death import Death
 from enginebay.engine.desk import Desk, Do
 from enginebay.engine.parts import EngineStats
-from enginebay.errors import EnginebayError, InvalidRequest, RequestError
+from enginebay.errors import EnginebayError, InvalidRequest, RequestError, in_words
 from enginebay.messages import ControlDone, RequestOutput, StopEngine
 from enginebay.runtime import ChannelClosed, Thread
 
@@ -139,8 +139,8 @@ class EngineLoop:
                 self.turn()
         except BaseException as error:
             _log.exception("the engine loop failed")
-            end = Death.of(RuntimeError(f"its loop failed: {error}"))
-            self._fail_all(end.error)
+            end = Death.of(RuntimeError(f"its loop failed: {in_words(error)}"))
+            self._fail_all(lambda: self._core.death() or end.error())
         finally:
             try:
                 self._core.stop()

@@ -19,6 +19,7 @@ def observe(lives: Mapping[str, Live], sent: SchedulerOutput, now_ns: int, sched
     """
     _note_preempted(lives, sent.preempted, now_ns)
     if sent.new or sent.resumed:
+        _look_at_prompts(lives, sent, scheduler)
         _note_begun(lives, (*sent.new, *sent.resumed))
     batch = Batch({}, starts_of(sent), {}, drafts_of(sent))
     rows, starts, drawing, drafts = batch
@@ -65,6 +66,17 @@ def _note_begun(lives: Mapping[str, Live], begins: Iterable[NewRequest | Resumed
             row.recomputed_tokens += max(0, live.computed - begun.num_computed_tokens)
         else:
             row.cached_tokens = min(begun.num_computed_tokens, len(row.prompt_token_ids))
+
+
+def _look_at_prompts(lives: Mapping[str, Live], sent: SchedulerOutput, scheduler: str) -> None:
+    """Where a prompt ends decides what is a penalty's, and which draw is the first: a runner is never told it wrong."""
+    for new in sent.new:
+        live = lives.get(new.request_id)
+        if live is not None and new.num_prompt_tokens != len(live.row.prompt_token_ids):
+            raise PolicyFailed(
+                f"{scheduler} scheduled request {new.request_id!r} in step {sent.step} with a prompt of "
+                f"{new.num_prompt_tokens} tokens, and it has {len(live.row.prompt_token_ids)}"
+            )
 
 
 def _look_at_drafts(live: Live, drafts: tuple[int, ...], end: int, known: int, scheduler: str) -> int:

@@ -17,7 +17,7 @@ from enginebay.engine.observing import observe
 from enginebay.engine.replies import fault_of, fault_of_schedule
 from enginebay.engine.spans import RequestSpans, link_to
 from enginebay.engine.steps import Batch, InFlight
-from enginebay.errors import InvalidRequest, RequestError
+from enginebay.errors import InvalidRequest, RequestError, in_words, is_interrupt
 from enginebay.messages import (
     Committed,
     EngineRequest,
@@ -249,8 +249,10 @@ class Requests:
         for row in self.ledger:
             try:
                 self.end(row, finish, now_ns, error=error)
-            except Exception as failed:
-                _log.warning("ending request %r failed: %s: %s", row.request_id, type(failed).__name__, failed)
+            except BaseException as failed:  # what native code throws past Exception, too
+                if is_interrupt(failed):
+                    raise
+                _log.warning("ending request %r failed: %s", row.request_id, in_words(failed))
 
     def expired(self, now: float) -> list[Row]:
         """The live rows whose deadline has passed."""

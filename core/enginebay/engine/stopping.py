@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from enginebay.engine.parts import CoreParts
 from enginebay.errors import in_words, is_interrupt
@@ -25,24 +26,24 @@ class WorkersEnd:
         self._deadline = deadline
 
     def cut(self) -> None:
-        """Stop the workers under a call that does not end."""
-        self._parts.executor.stop(self._gone_by())
+        """Stop the workers under a call that does not end; that it fails is logged."""
+        self._do("stopping the workers", lambda: self._parts.executor.stop(self._gone_by()))
 
     def stop(self) -> None:
         """Stop the workers; that it fails is logged, and keeps nothing else from its end. Idempotent."""
         if self._ended:
             return
+        self.cut()
+        self._do("removing what the workers had", self._parts.release)
+        self._ended = True
+
+    def _do(self, what: str, work: Callable[[], None]) -> None:
         try:
-            self._parts.executor.stop(self._gone_by())
+            work()
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            _log.warning("stopping the workers failed: %s", in_words(error))
-        try:
-            self._parts.release()
-        except OSError as error:
-            _log.warning("not everything that the workers had could be removed: %s", error)
-        self._ended = True
+            _log.warning("%s failed: %s", what, in_words(error))
 
     def _gone_by(self) -> float:
         if self._deadline is not None:

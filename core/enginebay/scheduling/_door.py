@@ -63,7 +63,7 @@ class PolicyDoor:
             self._raised("group()", error)
         if not isinstance(group, str):
             self._wrong("group()", f"returned {shown(group)} for request {record.request_id!r}: a string is expected")
-        return group
+        return group if type(group) is str else str.__str__(group)  # whose hash is its text's, and always the same
 
     def group_key(self, group: str) -> tuple[Any, ...]:
         """The sort key of a group, as it is now."""

@@ -42,8 +42,8 @@ class Groups:
         self._entries = 0
 
     def __len__(self) -> int:
-        """Entries and places, dead ones too."""
-        return self._entries + len(self._line)
+        """Entries, or places if those are more, dead ones too: after ``compact`` no more than requests that wait."""
+        return max(self._entries, len(self._line))
 
     def push(self, entry: Entry) -> None:
         """A request waits in its group."""

@@ -313,6 +313,19 @@ def test_a_rank_that_has_left_is_no_cause() -> None:
     assert agreement.cause_of(error, 1.0) is error
 
 
+@pytest.mark.parametrize("raised", [RuntimeError("the line is gone"), SystemExit(3), TypeError()])
+def test_an_exchange_that_fails_is_no_cause(raised: BaseException) -> None:
+    """What is looked for is what a failed step came from: that nobody can be asked says nothing of it."""
+
+    def exchange(name: str, value: bytes, deadline: float) -> tuple[bytes, ...]:
+        raise raised
+
+    agreement = Agreement(exchange, CLOCK, rank=0, every=100, timeout=1.0)
+    agreement.note(SchedulerOutput(step=0))
+    failed = WorkerLost("rank 1: the worker ended (signal 9)")
+    assert agreement.cause_of(failed, 1.0) is failed
+
+
 @pytest.mark.parametrize("answer", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"first": "x"})])
 def test_what_cannot_be_read_names_the_rank(answer: bytes) -> None:
     agreement = Agreement(lambda name, value, by: (value, answer), CLOCK, rank=0, every=1, timeout=1.0)

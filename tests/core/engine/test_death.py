@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 import enginebay.engine.loop as loop_module
 from enginebay.engine.admission.admit import Ask
+from enginebay.engine.death import Death
 from enginebay.engine.loop import Abort, Add, EngineLoop, ReadStats
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerLost
@@ -26,12 +27,11 @@ from enginebay.messages import (
     RunningRequest,
     SamplingParams,
     SchedulerOutput,
-    SchedulerStats,
     StructuredOutput,
 )
 from enginebay.runtime import system_runtime
 from enginebay.scheduling import MechanicsScheduler
-from support.fake_engine import Arrival, FakeEngine, answer_of
+from support.fake_engine import Arrival, Bytes, FakeEngine, answer_of
 from support.whole_scheduler import OverMechanics
 
 METHODS = [
@@ -280,12 +280,7 @@ class OddCounts(Odd):
     change = staticmethod(lambda one: replace(one, num_computed_tokens=np.int64(one.num_computed_tokens)))
 
 
-class OddStats(OverMechanics):
-    def make_stats(self) -> SchedulerStats:
-        return replace(super().make_stats(), preemptions=np.int64(0))
-
-
-@pytest.mark.parametrize("scheduler", [OddBlocks, OddCounts, OddStats])
+@pytest.mark.parametrize("scheduler", [OddBlocks, OddCounts])
 def test_whatever_cannot_be_told_of_a_death_the_workers_are_stopped(
     scheduler: type[OverMechanics], caplog: pytest.LogCaptureFixture
 ) -> None:  # E2, X13
@@ -320,3 +315,111 @@ def test_workers_whose_stop_was_interrupted_are_stopped_by_the_engine_s() -> Non
     engine.core.stop()
     assert engine.executor.stopped
     assert calls == [2]
+
+
+class Panic(BaseException):
+    """What native code throws past Exception."""
+
+
+class Panics(Bytes):
+    def finish(self) -> str:
+        raise Panic("called unwrap on nothing")
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_row_that_cannot_be_ended_keeps_no_worker_alive(dies: bool) -> None:
+    class Failing(Arrival):
+        def on_output(self, request: RequestView, token_ids: tuple[int, ...]) -> None:
+            if dies:
+                raise ValueError("asked to die")
+
+    released: list[int] = []
+    engine = FakeEngine(policy=Failing, detokenizer=Panics, release=lambda: released.append(1))
+    engine.add("a", max_tokens=30)
+    engine.add("b", max_tokens=30)
+    if dies:
+        with pytest.raises(PolicyFailed, match="asked to die"):
+            engine.run()
+    else:
+        engine.step()
+    engine.core.stop()
+    assert engine.executor.stopped == 1
+    assert released == [1]
+    assert engine.hooks.stopped == 1
+    death = engine.core.death()
+    assert death is not None
+    assert ("asked to die" if dies else "the engine is closed") in str(death)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("the pool is broken"), SystemExit(3), OSError("no such folder")])
+@pytest.mark.parametrize("part", ["release", "executor"])
+def test_whatever_a_stop_meets_it_goes_on(part: str, raised: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def fails(*_: object) -> None:
+        done.append(part)
+        raise raised
+
+    engine = FakeEngine(release=fails if part == "release" else lambda: done.append("release"))
+    if part == "executor":
+        monkeypatch.setattr(engine.executor, "stop", fails)
+    engine.add("a")
+    engine.core.cut()
+    engine.core.stop()
+    engine.core.stop()
+    assert done == ["release"] if part == "release" else ["executor", "executor", "release"]
+    assert engine.hooks.stopped == 1
+
+
+class Mute(EnginebayError):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_an_error_of_ours_that_cannot_say_its_words_is_a_death_too() -> None:
+    assert Death.of(Mute()).message == "the engine stopped: Mute: (its text cannot be had)"
+
+
+WRONG: list[tuple[str, str, Any]] = [
+    ("new", "block_ids", ((1.5,),)),
+    ("new", "seed", None),
+    ("new", "token_ids", ("a",)),
+    ("new", "params", None),
+    ("new", "num_computed_tokens", 0.0),
+    ("running", "new_block_ids", None),
+    ("running", "num_computed_tokens", 1.0),
+]
+
+
+@pytest.mark.parametrize(("part", "field", "value"), WRONG, ids=[f"{part} {field}" for part, field, _ in WRONG])
+def test_a_schedule_that_workers_cannot_read_is_the_scheduler_s(part: str, field: str, value: Any) -> None:
+    """Found by whoever decodes it, a rank or the executor: the codec checks what a struct does not."""
+
+    class Wrong(OverMechanics):
+        def schedule(self) -> SchedulerOutput:
+            out = super().schedule()
+            return replace(out, **{part: tuple(replace(one, **{field: value}) for one in getattr(out, part))})
+
+    engine = FakeEngine(scheduler=Wrong)
+    engine.add("a", max_tokens=5)
+    with pytest.raises(
+        PolicyFailed, match=r"^scheduler 'fake' 1.0: step \d cannot be read by the workers: .*Expected"
+    ) as dead:
+        engine.run()
+    assert f"{part}[0].{field}" in str(dead.value)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_prompt_is_never_told_shorter_or_longer_than_it_is(count: int) -> None:
+    class Wrong(OverMechanics):
+        def schedule(self) -> SchedulerOutput:
+            out = super().schedule()
+            return replace(out, new=tuple(replace(one, num_prompt_tokens=count) for one in out.new))
+
+    engine = FakeEngine(scheduler=Wrong)
+    engine.add("a", prompt=(1, 2, 3))
+    with pytest.raises(PolicyFailed) as dead:
+        engine.run()
+    assert str(dead.value) == (
+        f"scheduler 'fake' 1.0 scheduled request 'a' in step 0 with a prompt of {count} tokens, and it has 3"
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from enginebay.engine.guard import GuardedScheduler
-from enginebay.errors import ConfigError, PolicyFailed
+from enginebay.errors import EnginebayError, EngineDead, InvalidRequest, PolicyFailed, RequestError, WorkerLost
 from enginebay.messages import RunningRequest, SchedulerOutput, SchedulerStats
 from support.faults import throws
 from support.leaving import PAST_EXCEPTION, NoWords, in_a_thread
@@ -48,12 +50,29 @@ def test_what_it_raises_is_told_with_its_name(method: str, error: BaseException)
     assert str(caught) == f"{NAME}: {method}() raised {type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("error", [ConfigError("ours"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [PolicyFailed("policy p: key() raised"), KeyboardInterrupt()])
 @pytest.mark.parametrize("method", CALLS)
-def test_our_errors_and_interrupts_pass(method: str, error: BaseException) -> None:
+def test_what_names_a_policy_and_interrupts_pass(method: str, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         getattr(guarded(lambda: throws(error)), method)(*CALLS[method])
     assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("bad"), WorkerLost("rank 0 gone"), EngineDead("the engine stopped")])
+@pytest.mark.parametrize("method", CALLS)
+def test_our_errors_are_its_own_too_but_for_a_refusal(method: str, error: EnginebayError) -> None:
+    refuses = method == "add_request" and isinstance(error, RequestError)
+    with pytest.raises(type(error) if refuses else PolicyFailed) as caught:
+        getattr(guarded(lambda: throws(error)), method)(*CALLS[method])
+    if not refuses:
+        assert str(caught.value) == f"{NAME}: {method}() raised {type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("value", [None, "1", 1.0, True, np.int64(1), throws])
+@pytest.mark.parametrize("field", SchedulerStats.__struct_fields__)
+def test_statistics_that_are_no_integers(field: str, value: Any) -> None:
+    with pytest.raises(PolicyFailed, match=f"^{re.escape(NAME)} returned .*{field}=.* from make_stats: its fields are"):
+        guarded(lambda: SchedulerStats(**{field: value})).make_stats()
 
 
 def test_an_error_without_words_still_says_who_and_where() -> None:
@@ -161,10 +180,3 @@ def test_a_subclass_is_as_good() -> None:
 
     scheduled = SchedulerOutput(step=0, finished=(Id("a"), "b"), num_scheduled_tokens={Id("c"): 1, "d": 2})
     assert guarded(lambda: scheduled).schedule() is scheduled
-
-
-def test_counters_that_cannot_be_added_are_the_scheduler_s() -> None:
-    scheduler = guarded(lambda: SchedulerStats(preemptions=None))  # type: ignore[arg-type]  # it is broken
-    scheduler.renew()
-    with pytest.raises(PolicyFailed, match=rf"^{NAME}: a look at what make_stats\(\) returned raised TypeError"):
-        scheduler.make_stats()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.errors import EnginebayError, StartFailed, WorkerHung, WorkerLost
+from enginebay.errors import EnginebayError, PolicyFailed, StartFailed, WorkerHung, WorkerLost
 from enginebay.messages import Committed, Envelope, Replies, SchedulerOutput
 from support.mortal import DEPTHS, NUM_STEPS, Mortal, answered, deadly
 
@@ -188,6 +188,6 @@ def test_a_scheduler_that_raises_a_workers_error_is_not_believed() -> None:
         raise WorkerLost("so it says")
 
     engine.core._scheduler._scheduler.schedule = lies  # type: ignore[method-assign]  # a scheduler that errs
-    with pytest.raises(WorkerLost):
+    with pytest.raises(PolicyFailed, match=r"schedule\(\) raised WorkerLost: so it says"):
         engine.step()
     assert engine.incarnations == 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from enginebay.errors import PolicyFailed
 from enginebay.interfaces import NoOptions, Policy, PolicyState, RequestView, SchedulerContext
 from enginebay.messages import FinishReason
+from enginebay.scheduling._groups import Groups
 from enginebay.testing import make_limits, make_request
 from support.loop import Arrival, loop_of
 
@@ -119,6 +120,42 @@ class Forgetful(Turns):
         self.live[request.tenant] -= 1
         if not self.live[request.tenant]:
             self.started.pop(request.tenant, None)
+
+
+@pytest.mark.parametrize("tenants", [1, 50, 2000])
+def test_leaving_costs_the_same_in_however_many_groups(tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is cleared when half of it is dead, and not again before as many have left."""
+    cleared: list[int] = []
+    compact = Groups.compact
+    monkeypatch.setattr(Groups, "compact", lambda groups: (cleared.append(len(groups)), compact(groups)))
+    loop = loop_of(Turns, limits=make_limits(max_num_seqs=1))
+    loop.add(*(make_request(number, 4, tenant=f"t{number % tenants}") for number in range(2000)))
+    loop.step()
+    for number in range(1, 2000):
+        loop.scheduler.finish_requests([f"r{number}"], FinishReason.ABORT)
+    assert 1 <= len(cleared) <= 5, "each time twice as many as wait"
+    assert sum(cleared) <= 4 * 2000
+
+
+class Slippery(str):
+    """Another hash each time."""
+
+    asked = 0
+
+    def __hash__(self) -> int:
+        Slippery.asked += 1
+        return Slippery.asked
+
+
+def test_a_group_s_name_is_its_text() -> None:
+    class Odd(Turns):
+        def group(self, request: RequestView) -> str:
+            return Slippery(request.tenant)
+
+    loop = loop_of(Odd, limits=make_limits(max_num_seqs=2))
+    loop.add(*(make_request(number, 4, tenant="ab"[number % 2], max_tokens=2) for number in range(6)))
+    loop.run(max_steps=50)
+    assert not Slippery.asked
 
 
 @pytest.mark.parametrize("aborted", [0, 1, 3])
