@@ -103,6 +103,18 @@ class PluginHost:
         check_modules(descriptor, installed)
         return cast("RunnerPlugin[Any]", descriptor)
 
+    def executor_plugins(self) -> list[ExecutorPlugin[Any]]:
+        """The descriptors of all executors that are installed and can be loaded, with what they need."""
+        found: list[ExecutorPlugin[Any]] = []
+        for installed in self.installed(Kind.EXECUTOR):
+            try:
+                descriptor = self._descriptor(installed)
+                check_modules(descriptor, installed)
+            except EnginebayError:
+                continue  # its own error is told when it is asked for
+            found.append(cast("ExecutorPlugin[Any]", descriptor))
+        return found
+
     def load_executor(
         self, name: str, options: Mapping[str, Any], source: str = "engine.toml"
     ) -> Loaded[ExecutorPlugin[Any]]:

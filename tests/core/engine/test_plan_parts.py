@@ -91,7 +91,7 @@ def test_an_executor_alone_offers_no_other(site: FakeSite) -> None:  # P8
     site.scheduler("fcfs")
     assert refused(site, "parallel.tensor_parallel_size=4") == (
         "executor 'uni' runs at most 2 workers, and [parallel] asks for 4: "
-        "set tensor_parallel_size and pipeline_parallel_size to 1; no other executor is installed."
+        "set tensor_parallel_size and pipeline_parallel_size to 1; no executor for as many is installed."
     )
     planned = make_plan(site, "parallel.tensor_parallel_size=2")
     assert in_force(planned)["workers"] == ("2", "--set")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,9 @@ from enginebay.engine.startup._choose import unfit
 from enginebay.errors import CapabilityError
 from enginebay.interfaces import ExecutorPlugin, GraphPass, OwnRank, RunnerPlugin, SchedulerPlugin
 from enginebay.messages import ModelInfo, RankPlace, WorldPlan
+
+Executors = Callable[[], Iterable[ExecutorPlugin[Any]]]
+"""The installed ones, loaded when they are asked for: a way out is told where something does not fit."""
 
 
 def plan_workers(parallel: ParallelConfig, own: OwnRank | None = None) -> WorldPlan:
@@ -44,10 +47,10 @@ def plan_workers(parallel: ParallelConfig, own: OwnRank | None = None) -> WorldP
     )
 
 
-def check_executor(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Sequence[str]) -> None:
+def check_executor(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Executors) -> None:
     """Raise ``CapabilityError`` when the executor cannot run as many workers as ``[parallel]`` asks for.
 
-    ``executors`` are the installed names, for the way out. Asked before a runner is chosen, whose reasons would be
+    ``executors`` are the installed ones, for the way out. Asked before a runner is chosen, whose reasons would be
     beside the point.
     """
     _refuse(_world(config, executor, executors) or _devices(config, executor))
@@ -60,10 +63,10 @@ def check_fit(
     runner: RunnerPlugin[Any],
     scheduler: SchedulerPlugin[Any],
     model: ModelInfo,
-    executors: Sequence[str],
+    executors: Executors,
 ) -> None:
-    """Raise ``CapabilityError`` for the first thing that does not fit; ``executors`` are the installed names."""
-    _refuse(_runner(config, runner, model) or _order(executor, scheduler, executors) or _wishes(config, runner))
+    """Raise ``CapabilityError`` for the first thing that does not fit; ``executors`` are the installed ones."""
+    _refuse(_runner(config, runner, model) or _order(config, executor, scheduler, executors) or _wishes(config, runner))
 
 
 def check_passes(passes: Sequence[GraphPass], runner: RunnerPlugin[Any]) -> None:
@@ -80,7 +83,7 @@ def _refuse(reason: str | None) -> None:
         raise CapabilityError(reason)
 
 
-def _world(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Sequence[str]) -> str | None:
+def _world(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Executors) -> str | None:
     parallel = config.parallel
     if parallel.data_parallel_size > 1 and executor.capabilities.every_rank_schedules:
         return (
@@ -91,11 +94,11 @@ def _world(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Seque
     if most is None or asked <= most:
         return None
     runs = "one worker" if most == 1 else f"at most {most} workers"
-    other = _another(executor.name, executors)
+    other = _another(config, executor, executors)
     way_out = (
         f"choose an executor for several, for example '{other}'."
         if other
-        else "set tensor_parallel_size and pipeline_parallel_size to 1; no other executor is installed."
+        else "set tensor_parallel_size and pipeline_parallel_size to 1; no executor for as many is installed."
     )
     return f"executor '{executor.name}' runs {runs}, and [parallel] asks for {asked}: {way_out}"
 
@@ -122,10 +125,12 @@ def _devices(config: EngineConfig, executor: ExecutorPlugin[Any]) -> str | None:
     return None
 
 
-def _order(executor: ExecutorPlugin[Any], scheduler: SchedulerPlugin[Any], executors: Sequence[str]) -> str | None:
+def _order(
+    config: EngineConfig, executor: ExecutorPlugin[Any], scheduler: SchedulerPlugin[Any], executors: Executors
+) -> str | None:
     if not executor.capabilities.every_rank_schedules or scheduler.capabilities.deterministic_order:
         return None
-    other = _another(executor.name, executors)
+    other = _another(config, executor, executors)
     way_out = f"executor '{other}'" if other else "another executor"
     return (
         f"scheduler '{scheduler.name}' declares no deterministic order, and executor '{executor.name}' runs one "
@@ -147,6 +152,12 @@ def _wishes(config: EngineConfig, runner: RunnerPlugin[Any]) -> str | None:
     return None
 
 
-def _another(name: str, executors: Sequence[str]) -> str | None:
-    others = [e for e in executors if e != name]
-    return others[0] if others else None
+def _another(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Executors) -> str | None:
+    """Of the other executors for as many workers, the one that asks least of whoever starts the engine."""
+    workers = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+    others = [
+        (can.every_rank_schedules, can.attaches, can.multi_node, other.name)
+        for other in executors()
+        if other.name != executor.name and ((can := other.capabilities).max_world_size or workers) >= workers
+    ]
+    return min(others)[-1] if others else None

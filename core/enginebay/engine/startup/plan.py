@@ -21,7 +21,6 @@ from enginebay.interfaces import (
     BatchConstraints,
     ExecutorPlugin,
     ExtensionPlugin,
-    Kind,
     RunnerPlugin,
     SchedulerLimits,
     SchedulerPlugin,
@@ -72,8 +71,7 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
     scheduler = host.load_scheduler(
         config.scheduler.use, config.scheduler.options, resolved.source("scheduler.options")
     )
-    executors = tuple(i.name for i in host.installed(Kind.EXECUTOR))
-    check_executor(config, executor.plugin, executors)
+    check_executor(config, executor.plugin, host.executor_plugins)
     world = plan_workers(config.parallel, own_rank(config, executor.plugin))
     model = _read_model(config) if model is None else model
     runner, runner_why = choose_runner(resolved, host, model, executor.plugin)
@@ -87,7 +85,7 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         runner=runner.plugin,
         scheduler=scheduler.plugin,
         model=model,
-        executors=executors,
+        executors=host.executor_plugins,
     )
     declared = runner.plugin.capabilities.constraints
     settled = settle(resolved, model, declared, runner.name_and_version)
