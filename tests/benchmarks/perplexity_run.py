@@ -48,6 +48,7 @@ def main() -> None:
     ap.add_argument("--new", type=int, required=True, help="tokens of an answer")
     ap.add_argument("--dtype", default="bfloat16")
     ap.add_argument("--weights", default="model")
+    ap.add_argument("--kv-cache", default="model")
     args = ap.parse_args()
     ids = Tokenizer.from_folder(Path(args.model)).encode(Path(args.text).read_text("utf-8"))[: args.tokens]
     pieces = [ids[at : at + args.length] for at in range(0, len(ids), args.length)]
@@ -59,6 +60,7 @@ def main() -> None:
         "runner.use=v2",
         "runner.options.compile=wait",
         f"runner.options.weights={args.weights}",
+        f"runner.options.kv_cache={args.kv_cache}",
         f"worker.threads={THREADS}",
         f"scheduler.max_num_seqs={AT_ONCE}",
         f"cache.num_blocks={AT_ONCE * (args.length // 16 + 8)}",

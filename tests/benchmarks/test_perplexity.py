@@ -1,4 +1,4 @@
-"""What weights in int8 cost in answers: perplexity, first greedy tokens and peak memory, beside those of float32.
+"""What weights or a KV cache in int8 cost in answers: perplexity, first greedy tokens, peak memory, beside float32's.
 
 ``python -m pytest tests/benchmarks/test_perplexity.py -m bench -s`` prints one JSON line per way to run the model. The
 text is LICENSE and the pages of ``docs`` in the order of their names, its first ``PERPLEXITY_TOKENS`` (16384), in
@@ -25,8 +25,14 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 SCRIPT = Path(__file__).parent / "perplexity_run.py"
 TOKENS = int(os.environ.get("PERPLEXITY_TOKENS", "16384"))
 LENGTH, PROMPTS, NEW = 512, 16, 16
-WAYS = {"float32": ("float32", "model"), "bfloat16": ("bfloat16", "model"), "int8": ("bfloat16", "int8")}
-"""Name → (dtype of the model, how weights are kept)."""
+WAYS = {
+    "float32": ("float32", "model", "model"),
+    "bfloat16": ("bfloat16", "model", "model"),
+    "int8": ("bfloat16", "int8", "model"),
+    "int8 cache": ("bfloat16", "model", "int8"),
+    "int8 cache, float32": ("float32", "model", "int8"),
+}
+"""Name → (dtype of the model, how weights are kept, and how keys and values)."""
 
 
 def agreement(answers: list[list[int]], expected: list[list[int]]) -> dict[str, object]:
@@ -49,8 +55,9 @@ def test_perplexity(smollm2: Path, tmp_path: Path) -> None:
     base += ["--tokens", str(TOKENS), "--length", str(LENGTH), "--new", str(NEW)]
     print()
     exact: float | None = None
-    for name, (dtype, weights) in WAYS.items():
-        child = subprocess.run([*base, "--dtype", dtype, "--weights", weights], stdout=subprocess.PIPE, check=True)
+    for name, (dtype, weights, kv_cache) in WAYS.items():
+        way = ["--dtype", dtype, "--weights", weights, "--kv-cache", kv_cache]
+        child = subprocess.run([*base, *way], stdout=subprocess.PIPE, check=True)
         told = json.loads(child.stdout)
         exact = exact or told["perplexity"]
         line = {"figure": f"perplexity, {name}", "ours": told["perplexity"], "peer": exact}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-__all__ = ["Case", "cases"]
+__all__ = ["Case", "Fixed", "cases", "make"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +86,13 @@ def make(
         softcap=draw(st.sampled_from([0.0, 0.0, 20.0])),
         sinks=draw(st.sampled_from([None, torch.randn(heads)])),
     )
+
+
+class Fixed:
+    """Draws, for ``make``, the window, softcap and sinks that it was told."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = list(values)
+
+    def __call__(self, _: Any) -> Any:
+        return self._values.pop(0)

@@ -5,13 +5,15 @@ Request i owns the tokens ``query_starts[i]`` up to ``query_starts[i + 1]`` of t
 
 Decision: keys and values of bfloat16 lie inside a block as the kernels' products read them (``by_token``), here too, so
 that an engine may go over from these functions to the kernels with a full cache. A violating change lets the layout
-depend on who writes, or on anything but dtype, sizes and strides.
+depend on who writes, or on anything but dtype, sizes and strides. Caches of int8 are ``int8_pages.py``'s.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from enginebay_runner_v2 import int8_pages
 
 __all__ = ["by_token", "paged_attention", "rotary_attention", "rotate"]
 
@@ -68,8 +70,12 @@ def paged_attention(
 ) -> Tensor:
     """Write ``k`` and ``v`` into the caches at ``slots``, then attend."""
     block_size = key_cache.shape[1]
-    for pages, new in zip(by_token(key_cache, value_cache), (k, v), strict=True):
-        _put(pages, slots, new.to(pages.dtype))
+    if key_cache.dtype == torch.int8:
+        int8_pages.put(key_cache, slots, k, keys=True)
+        int8_pages.put(value_cache, slots, v, keys=False)
+    else:
+        for pages, new in zip(by_token(key_cache, value_cache), (k, v), strict=True):
+            _put(pages, slots, new.to(pages.dtype))
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
     starts, lengths = query_starts.tolist(), context_lens.tolist()
     if starts[-1] != q.shape[0]:
@@ -79,8 +85,14 @@ def paged_attention(
         if first == end:
             continue
         blocks = block_tables[row, : -(-length // block_size)].long()
-        keys, values = (_get(pages, blocks)[:length] for pages in by_token(key_cache, value_cache))
-        out[first:end] = _attend(q[first:end], keys, values, scale, window, softcap, sinks)
+        queries = q[first:end]
+        if key_cache.dtype == torch.int8:
+            queries = int8_pages.rounded_queries(queries)
+            keys = int8_pages.get(key_cache, blocks, k.shape[2], keys=True)
+            values = int8_pages.get(value_cache, blocks, v.shape[2], keys=False)
+        else:
+            keys, values = (_get(pages, blocks) for pages in by_token(key_cache, value_cache))
+        out[first:end] = _attend(queries, keys[:length], values[:length], scale, window, softcap, sinks)
     return out.flatten(1)
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-__all__ = ["linear_int8", "pack_linear_int8", "packed_length_int8", "unpack_linear_int8"]
+__all__ = ["linear_int8", "pack_linear_int8", "packed_length_int8", "quantised", "unpack_linear_int8"]
 
 BLOCK = 32
 DEPTH = 64
@@ -38,7 +38,7 @@ def pack_linear_int8(weight: Tensor) -> Tensor:
     """``weight`` [N, K] in int8, as ``linear`` reads it: 1-D. Raises ``ValueError`` for more than 2^17 inputs."""
     if weight.shape[1] > MAX_INPUTS:
         raise ValueError(f"{weight.shape[1]} inputs are too many for weights in int8: at most {MAX_INPUTS}")
-    whole, scales = _quantised(weight)
+    whole, scales = quantised(weight)
     whole = functional.pad(whole, (0, -whole.shape[1] % DEPTH, 0, -whole.shape[0] % BLOCK))
     scales = functional.pad(scales, (0, -scales.shape[0] % BLOCK))
     sums = whole.sum(1, dtype=torch.int32) * 128
@@ -63,7 +63,7 @@ def unpack_linear_int8(packed: Tensor, outputs: int, inputs: int) -> tuple[Tenso
 def linear_int8(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, *, float_out: bool) -> Tensor:
     """``linear`` with a weight of ``pack_linear_int8``."""
     weights, scales = unpack_linear_int8(packed, out_features, x.shape[-1])
-    whole, row_scales = _quantised(x)
+    whole, row_scales = quantised(x)
     sums = (whole.double() @ weights.double().T).float()  # whole numbers below 2^53: the product is exact
     y = sums * scales * row_scales.unsqueeze(-1)
     if bias is not None:
@@ -71,8 +71,8 @@ def linear_int8(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: in
     return y if float_out else y.to(x.dtype)
 
 
-def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers in int8, and the scale of each row (the last dimension)."""
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers in int8, and the scale of each row (the last dimension) in float32."""
     wide = x.float()
     reach = wide.abs().amax(-1, keepdim=True) if x.shape[-1] else wide.new_zeros((*x.shape[:-1], 1))
     finite, there = reach.isfinite(), reach >= LEAST  # NaN is neither

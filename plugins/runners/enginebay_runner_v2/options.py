@@ -34,6 +34,16 @@ class RunnerV2Options(Options):
             )
         ),
     ] = "model"
+    kv_cache: Annotated[
+        Literal["model", "int8"],
+        Field(
+            description=(
+                "How keys and values are kept. model: in the model's dtype; int8: in whole numbers from -127 to 127, "
+                "one scale for a token's key of a head, and one for its value: about half as large as bfloat16; "
+                "tokens may differ."
+            )
+        ),
+    ] = "model"
     verify_graph: Annotated[
         bool,
         Field(

@@ -52,7 +52,10 @@ def _hesitates() -> str | None:
 def _foresees(options: RunnerV2Options) -> dict[str, tuple[str, str]]:
     from enginebay_runner_v2.kernels import foreseen
 
-    return {"kernels": foreseen(options.building)}
+    told = {"kernels": foreseen(options.building)}
+    if options.kv_cache == "int8":
+        told["kv_cache"] = "int8, a scale for each token of a head", "[runner.options] kv_cache"
+    return told
 
 
 def _capture(context: GraphContext) -> CapturedGraph:

@@ -13,13 +13,12 @@ from enginebay.worker import RequestTable, ScheduledRow
 from enginebay.worker.answers import ROWS_AT_ONCE, PromptEntries, answer_step, prompt_targets
 from enginebay.worker.contenders import contenders
 from enginebay.worker.loader import torch_dtype
-from enginebay.worker.probing.groups import kv_spec
 from enginebay.worker.probing.shapes import kv_words
 from enginebay.worker.verification import draw_step
 from enginebay_runner_v2.drawing import native_contenders
 from enginebay_runner_v2.loading import Loading
 from enginebay_runner_v2.options import RunnerV2Options
-from enginebay_runner_v2.pages import reserve
+from enginebay_runner_v2.pages import reserve, spec_of
 from enginebay_runner_v2.rows import Rows, StepInputs
 from enginebay_runner_v2.trial import largest_step, short_step
 
@@ -49,15 +48,15 @@ class RunnerV2(Loading):
         self._generation = 0
         self._scored: _Scored | None = None
 
+    @property
+    def _cache_dtype(self) -> torch.dtype:
+        context = self.context
+        return torch.int8 if context.options.kv_cache == "int8" else torch_dtype(context.cache_dtype)
+
     def kv_cache_spec(self) -> KVCacheSpec:
         """The groups of the layers' windows, of the shapes that capture saw."""
         prepared = self.prepared
-        return kv_spec(
-            prepared.shapes,
-            prepared.groups,
-            block_size=self.context.block_size,
-            element_size=torch_dtype(self.context.cache_dtype).itemsize,
-        )
+        return spec_of(prepared.shapes, prepared.groups, block_size=self.context.block_size, dtype=self._cache_dtype)
 
     def profile_run(self) -> None:
         """Run the largest step: whole prompts up to the token budget, each of which draws."""
@@ -90,7 +89,7 @@ class RunnerV2(Loading):
                 prepared.groups,
                 num_blocks=num_blocks,
                 block_size=context.block_size,
-                dtype=torch_dtype(context.cache_dtype),
+                dtype=self._cache_dtype,
             )
         )
 
@@ -158,7 +157,7 @@ class RunnerV2(Loading):
         return {
             "attention": "paged_native" if self.step.native else "paged_reference",
             "execution": "graph, native" if self.step.native else "graph, python",
-            "kv_cache": kv_words(self.prepared.shapes),
+            "kv_cache": kv_words(self.prepared.shapes) + ("; int8" if self.context.options.kv_cache == "int8" else ""),
             **({"weights": "int8"} if self.context.options.weights == "int8" else {}),
             **({"tensor parallel": self.prepared.split} if self.prepared.split else {}),
         }

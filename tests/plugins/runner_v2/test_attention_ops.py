@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginebay_runner_v2 import attention_reference
-from support.attention_cases import Case, cases, make
+from support.attention_cases import Case, Fixed, cases, make
 from support.kernel_kinds import KINDS, ops, product_kind, tolerance
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -45,16 +45,6 @@ def test_rotary_is_turning_and_then_attention(case: Case, kind: int, turned: flo
     assert torch.equal(ours[4], theirs[4])
     wide = tolerance(case.q.dtype)
     torch.testing.assert_close(got, expected, **(wide | {"atol": 4 * wide["atol"]}))
-
-
-class Fixed:
-    """Draws the window, softcap and sinks that it was told."""
-
-    def __init__(self, *values: Any) -> None:
-        self._values = list(values)
-
-    def __call__(self, _: Any) -> Any:
-        return self._values.pop(0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

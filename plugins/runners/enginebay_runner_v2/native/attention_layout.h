@@ -13,6 +13,11 @@ namespace enginebay {
 constexpr int64_t kLanes = 16;  // tokens of a group of packed keys; dimensions of a slice of packed values
 constexpr int64_t kUnit = 32;   // tokens whose packed values lie together, where blocks are so large
 
+// `seen` tokens from `from` on of a request's key head; 0: none.
+struct Stretch {
+  int64_t request, head, from, seen;
+};
+
 template <class T>
 bool packed(const Attention<T>& a) {
   const auto whole = [&](const Pages<T>& p, int64_t size) { return p.head == size && p.token == a.kv_heads * size; };

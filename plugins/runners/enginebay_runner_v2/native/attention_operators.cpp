@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "attention_int8.h"
 #include "dispatch.h"
 #include "operators.h"
 
@@ -49,12 +50,22 @@ void check(const Step& s, int64_t blocks, int64_t block_size) {
   }
 }
 
-template <class T>
-Pages<T> pages(const Tensor& cache) {
-  return {data<T>(cache), cache.stride(0), cache.stride(1), cache.stride(2)};
+template <class C>
+Pages<C> pages(const Tensor& cache) {
+  return {data<C>(cache), cache.stride(0), cache.stride(1), cache.stride(2)};
 }
 
-void check_cache(const Tensor& cache, const char* name, const Tensor& like, int64_t heads, int64_t size) {
+// `stored`: the numbers of a head in a cache of int8.
+void check_cache(const Tensor& cache, const char* name, const Tensor& like, int64_t heads, int64_t size,
+                 int64_t stored) {
+  if (cache.scalar_type() == at::kChar) {
+    TORCH_CHECK(cache.dim() == 4 && cache.size(2) == heads && cache.size(3) == stored + kScale && cache.size(1) > 0 &&
+                    cache.is_contiguous(),
+                name, " of int8 must be contiguous [blocks, block size, ", heads, ", ", stored + kScale, "], and is ",
+                cache.sizes());
+    TORCH_CHECK(stored <= kStoredMost, name, " of int8 takes heads of at most ", kStoredMost, ", and they are of ", size);
+    return;
+  }
   TORCH_CHECK(cache.dim() == 4 && cache.size(2) == heads && cache.size(3) == size && cache.size(1) > 0 &&
                   (cache.stride(3) == 1 || size == 1),
               name, " must be [blocks, block size, ", heads, ", ", size, "], and is ", cache.sizes());
@@ -65,14 +76,30 @@ void check_cache(const Tensor& cache, const char* name, const Tensor& like, int6
               name, " of bfloat16 needs heads of an even size, and they are of ", size);
 }
 
-template <class T>
-Attention<T> arguments(const Step& s, const Tensor& keys, const Tensor& values, int64_t heads, double scale,
-                       int64_t window, double softcap, const Tensor& sinks) {
-  return {pages<T>(keys), pages<T>(values), s.slots.const_data_ptr<int64_t>(), s.tables.const_data_ptr<int32_t>(),
+template <class T, class C>
+Attention<T, C> arguments(const Step& s, const Tensor& keys, const Tensor& values, int64_t heads, double scale,
+                          int64_t window, double softcap, const Tensor& sinks, int64_t key_size, int64_t value_size) {
+  return {pages<C>(keys), pages<C>(values), s.slots.const_data_ptr<int64_t>(), s.tables.const_data_ptr<int32_t>(),
           s.starts.const_data_ptr<int32_t>(), s.lens.const_data_ptr<int32_t>(),
           sinks.defined() ? sinks.const_data_ptr<float>() : nullptr, s.tokens, s.lens.size(0), s.tables.size(1),
-          keys.size(1), heads, keys.size(2), keys.size(3), values.size(3), window, float(scale), float(softcap),
+          keys.size(1), heads, keys.size(2), key_size, value_size, window, float(scale), float(softcap),
           threads()};
+}
+
+void check_caches(const Tensor& keys, const Tensor& values, const Tensor& like, int64_t heads, int64_t key_size,
+                  int64_t value_size) {
+  check_cache(keys, "key_cache", like, heads, key_size, stored_key(key_size));
+  check_cache(values, "value_cache", like, heads, value_size, stored_value(value_size));
+  TORCH_CHECK(keys.scalar_type() == values.scalar_type(), "the caches differ in dtype: ", keys.scalar_type(), " and ",
+              values.scalar_type());
+  TORCH_CHECK(values.size(0) == keys.size(0) && values.size(1) == keys.size(1),
+              "the caches differ in blocks: ", keys.sizes(), " and ", values.sizes());
+}
+
+// f of the kernels' types: of the numbers of `like`, and of those in the cache.
+template <class F>
+void dispatch_both(const Tensor& like, const Tensor& cache, const F& f) {
+  dispatch(like, [&](auto type) { cache.scalar_type() == at::kChar ? f(type, int8_t{}) : f(type, type); });
 }
 
 Tensor wide_sinks(const std::optional<Tensor>& sinks, int64_t heads) {
@@ -98,10 +125,7 @@ Tensor rotary_attention_op(const Tensor& qkv, const Tensor& positions, const Ten
   TORCH_CHECK(qkv.dim() == 2 && qkv.size(1) % (heads + 2 * kv_heads) == 0, "qkv of ", heads, " and ", kv_heads,
               " heads cannot be ", qkv.sizes());
   const int64_t tokens = qkv.size(0), size = qkv.size(1) / (heads + 2 * kv_heads);
-  check_cache(key_cache, "key_cache", qkv, kv_heads, size);
-  check_cache(value_cache, "value_cache", qkv, kv_heads, size);
-  TORCH_CHECK(value_cache.size(0) == key_cache.size(0) && value_cache.size(1) == key_cache.size(1),
-              "the caches differ in blocks: ", key_cache.sizes(), " and ", value_cache.sizes());
+  check_caches(key_cache, value_cache, qkv, kv_heads, size, size);
   need(table, "table", at::kFloat, 2);
   need(positions, "positions", at::kLong, 1);
   TORCH_CHECK(table.size(1) % 2 == 0 && table.size(1) <= size, "heads of ", size, " cannot turn ", table.size(1),
@@ -115,11 +139,12 @@ Tensor rotary_attention_op(const Tensor& qkv, const Tensor& positions, const Ten
                       " is not in a table of ", table.size(0));
   const Tensor in = qkv.contiguous(), bias = wide_sinks(sinks, heads);
   const Tensor turned = at::empty({tokens, heads * size}, in.options()), out = at::empty_like(turned);
-  dispatch(in, [&](auto type) {
+  dispatch_both(in, key_cache, [&](auto type, auto stored) {
     using T = decltype(type);
-    const auto a = arguments<T>(step, key_cache, value_cache, heads, scale, window, softcap, bias);
-    turn_and_write<T>(a, data<T>(in), at_positions, table.const_data_ptr<float>(), table.size(1), data<T>(turned));
-    attend<T>(a, data<T>(turned), data<T>(out));
+    const auto a = arguments<T, decltype(stored)>(step, key_cache, value_cache, heads, scale, window, softcap, bias,
+                                                  size, size);
+    turn_and_write(a, data<T>(in), at_positions, table.const_data_ptr<float>(), table.size(1), data<T>(turned));
+    attend(a, data<T>(turned), data<T>(out));
   });
   return out;
 }
@@ -134,19 +159,17 @@ Tensor paged_attention_op(const Tensor& q, const Tensor& k, const Tensor& v, Ten
   TORCH_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), "q, k and v differ in dtype");
   const int64_t tokens = q.size(0), heads = q.size(1), kv_heads = k.size(1);
   check_heads(heads, kv_heads, window, softcap);
-  check_cache(key_cache, "key_cache", q, kv_heads, k.size(2));
-  check_cache(value_cache, "value_cache", q, kv_heads, v.size(2));
-  TORCH_CHECK(value_cache.size(0) == key_cache.size(0) && value_cache.size(1) == key_cache.size(1),
-              "the caches differ in blocks: ", key_cache.sizes(), " and ", value_cache.sizes());
+  check_caches(key_cache, value_cache, q, kv_heads, k.size(2), v.size(2));
   const Step step{slots, block_tables, query_starts, context_lens, tokens};
   check(step, key_cache.size(0), key_cache.size(1));
   const Tensor queries = q.contiguous(), keys = k.contiguous(), values = v.contiguous(), bias = wide_sinks(sinks, heads);
   const Tensor out = at::empty({tokens, heads * v.size(2)}, q.options());
-  dispatch(q, [&](auto type) {
+  dispatch_both(q, key_cache, [&](auto type, auto stored) {
     using T = decltype(type);
-    const auto a = arguments<T>(step, key_cache, value_cache, heads, scale, window, softcap, bias);
-    write<T>(a, data<T>(keys), data<T>(values));
-    attend<T>(a, data<T>(queries), data<T>(out));
+    const auto a = arguments<T, decltype(stored)>(step, key_cache, value_cache, heads, scale, window, softcap, bias,
+                                                  k.size(2), v.size(2));
+    write(a, data<T>(keys), data<T>(values));
+    attend(a, data<T>(queries), data<T>(out));
   });
   return out;
 }

@@ -42,14 +42,21 @@ inline v16 larger(v16 a, v16 b) {  // b where either is not a number
 #endif
 }
 
+// What the weights of tokens are multiplied with, and the largest product, or one that is not finite.
+struct Weighing {
+  const float* by;
+  float most;
+};
+
 inline void clear(float* scores) { store(scores, splat(kNone)); }
 
 // One row of `groups` (even) times 16 scores, of which tokens [low, high) are seen: their largest, scaled and capped,
 // into `peak`, e^(score - peak) of each into `weights` (0 where unseen), the sum of these, by lane, into `total`. A
-// score that is not a number is passed over in `peak`, and its weight and so the sum are not numbers.
-template <class T>
+// score that is not a number is passed over in `peak`, and its weight and so the sum are not numbers. `weights` may be
+// `scores`. T: how exact. With `weighing` weights, but not their sum, are multiplied.
+template <class T, class W>
 void softmax(float* scores, int64_t groups, int64_t low, int64_t high, float scale, float softcap, float* peak,
-             float* total, T* weights) {
+             float* total, W* weights, Weighing* weighing = nullptr) {
   if (softcap != 0.0f || !(scale > 0.0f)) {
     for (int64_t i = 0; i < groups; ++i) {
       const v16 s = load(scores + i * 16) * scale;
@@ -80,6 +87,7 @@ void softmax(float* scores, int64_t groups, int64_t low, int64_t high, float sca
   const float top = largest(larger(best, other));
   const float c = scale * kLog2e;
   const v16 factor = splat(c), least = splat(top == kNone ? 0.0f : top * c);
+  i16 most = {};
   v16 even = {}, odd = {};  // of groups: these two, whatever is seen
   const bool any = before < after;
   const int64_t begin = any ? before / 2 * 2 : groups, end = any ? (after + 1) / 2 * 2 : groups;
@@ -91,9 +99,16 @@ void softmax(float* scores, int64_t groups, int64_t low, int64_t high, float sca
     const v16 second = power<T>(load(scores + i * 16 + 16), factor, least);
     even += first;
     odd += second;
-    store_pair(weights + i * 16, first, second);
+    if (!weighing) {
+      store_pair(weights + i * 16, first, second);
+      continue;
+    }
+    const v16 one = first * load(weighing->by + i * 16), next = second * load(weighing->by + i * 16 + 16);
+    most = larger_bits(larger_bits(most, one), next);
+    store_pair(weights + i * 16, one, next);
   }
   for (; i < groups; i += 2) store_pair(weights + i * 16, v16{}, v16{});
+  if (weighing) weighing->most = largest_of(most);
   *peak = top * scale;
   store(total, even + odd);
 }

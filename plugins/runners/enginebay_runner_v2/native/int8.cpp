@@ -9,7 +9,6 @@ namespace {
 constexpr int64_t kGroup = 256;      // rows that a thread takes through a block of weights: they stay in its L2 cache
 constexpr int64_t kRowsAtOnce = 32;  // rows of a panel
 constexpr int64_t kWorth = 1 << 14;  // weights, or inputs, below which a fork costs more than it saves
-constexpr float kLeast = 1e-30f;     // numbers that are all smaller are zeros: 127 / them would not be finite
 
 // A product is rounded before it is added to, whatever the compiler would rather do: the reference has no fused one.
 inline v16 settled(v16 v) {
@@ -19,30 +18,6 @@ inline v16 settled(v16 v) {
   __asm__("" : "+m"(v));
 #endif
   return v;
-}
-
-// The largest absolute value, or one that is not finite where there is any.
-template <class T>
-float reach(const T* x, int64_t count) {
-  i16 most{};  // as whole numbers, absolute values keep their order, and infinities and NaN are above all others
-  for (int64_t i = 0; i < count; i += 16) {
-    const v16 v = load_upto(x + i, count - i);
-    const i16 bits = bits_of<i16>(&v) & 0x7fffffff;
-    most = bits > most ? bits : most;
-  }
-  int32_t best = 0;
-  for (int i = 0; i < 16; ++i) best = most[i] > best ? most[i] : best;
-  return bits_of<float>(&best);
-}
-
-// What numbers are multiplied with, and the scale that undoes it. NaN for a row that is not finite: all its outputs are.
-struct Scale {
-  float by, back;
-};
-inline Scale scale_of(float reach) {
-  if (!(reach <= std::numeric_limits<float>::max())) return {0, std::numeric_limits<float>::quiet_NaN()};
-  if (reach < kLeast) return {0, 0};
-  return {127.0f / reach, reach / 127.0f};
 }
 
 // To the nearest whole number, of two the even one.
@@ -83,18 +58,23 @@ void finish(const int32_t* sums, const int8_t* block, int64_t size, bool shifted
 }  // namespace
 
 template <class T>
+float int8_row(const T* x, int8_t* whole, int64_t count) {
+  const Int8Scale scale = int8_scale(reach(x, count), 127);
+  if (scale.by == 0)
+    std::memset(whole, 0, count);
+  else
+    quantise(x, whole, count, scale.by);
+  return scale.back;
+}
+
+template <class T>
 void int8_quantise(const T* x, int8_t* quantised, float* scales, int64_t rows, int64_t inputs, int threads) {
   const int64_t step = int8_padded(inputs);
   parallel(rows, rows * inputs < kWorth ? 1 : threads, [&](int64_t first, int64_t end) {
     for (int64_t row = first; row < end; ++row) {
-      const Scale scale = scale_of(reach(x + row * inputs, inputs));
-      scales[row] = scale.back;
       int8_t* to = quantised + row * step;
       std::memset(to + inputs, 0, step - inputs);
-      if (scale.by == 0)
-        std::memset(to, 0, inputs);
-      else
-        quantise(x + row * inputs, to, inputs, scale.by);
+      scales[row] = int8_row(x + row * inputs, to, inputs);
     }
   });
 }
@@ -109,7 +89,7 @@ void int8_pack(const T* weight, int8_t* packed, int64_t outputs, int64_t inputs,
       int8_t* tail = at + size - kInt8Tail;
       for (int64_t n = 0; n < kBlock && block * kBlock + n < outputs; ++n) {
         const T* row = weight + (block * kBlock + n) * inputs;
-        const Scale scale = scale_of(reach(row, inputs));
+        const Int8Scale scale = int8_scale(reach(row, inputs), 127);
         std::memcpy(tail + n * 4, &scale.back, 4);
         if (scale.by == 0) continue;
         int32_t sum = 0;
@@ -156,6 +136,8 @@ void int8_linear(const int8_t* x, const float* scales, const int8_t* packed, con
   });
 }
 
+template float int8_row(const float*, int8_t*, int64_t);
+template float int8_row(const bf16*, int8_t*, int64_t);
 template void int8_quantise(const float*, int8_t*, float*, int64_t, int64_t, int);
 template void int8_quantise(const bf16*, int8_t*, float*, int64_t, int64_t, int);
 template void int8_pack(const float*, int8_t*, int64_t, int64_t, int);

@@ -15,7 +15,32 @@ constexpr int64_t kInt8Inputs = 1 << 17;  // as many as an int32 can sum up
 inline int64_t int8_padded(int64_t inputs) { return (inputs + kInt8Depth - 1) / kInt8Depth * kInt8Depth; }
 inline int64_t int8_block(int64_t inputs) { return int8_padded(inputs) * 32 + kInt8Tail; }  // bytes
 
-// x [rows, inputs] → quantised [rows, padded inputs], by its own largest absolute value, and each row's scale.
+// The largest absolute value, or one that is not finite where there is any.
+template <class T>
+inline float reach(const T* x, int64_t count) {
+  i16 most{};
+  for (int64_t i = 0; i < count; i += 16) most = larger_bits(most, load_upto(x + i, count - i));
+  return largest_of(most);
+}
+
+constexpr float kInt8Least = 1e-30f;  // numbers that are all smaller are zeros: `most` / them would not be finite
+
+// What numbers are multiplied with to become whole ones up to `most`, and the scale that undoes it. NaN for a row that is
+// not finite: all its outputs are.
+struct Int8Scale {
+  float by, back;
+};
+inline Int8Scale int8_scale(float reach, float most) {
+  if (!(reach <= std::numeric_limits<float>::max())) return {0, std::numeric_limits<float>::quiet_NaN()};
+  if (reach < kInt8Least) return {0, 0};
+  return {most / reach, reach / most};
+}
+
+// x [count] → whole numbers [count] by its own largest absolute value; the scale, NaN where a number is not finite.
+template <class T>
+float int8_row(const T* x, int8_t* whole, int64_t count);
+
+// x [rows, inputs] → quantised [rows, padded inputs], and each row's scale.
 template <class T>
 void int8_quantise(const T* x, int8_t* quantised, float* scales, int64_t rows, int64_t inputs, int threads);
 

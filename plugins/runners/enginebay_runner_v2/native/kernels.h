@@ -46,9 +46,10 @@ struct Pages {
   int64_t block, token, head;
 };
 
-template <class T>
+// Over a cache of C: of T, or int8_t with a scale to each token of a head (attention_int8.h).
+template <class T, class C = T>
 struct Attention {
-  Pages<T> keys, values;
+  Pages<C> keys, values;
   const int64_t* slots;         // [tokens]
   const int32_t* tables;        // [requests, columns]
   const int32_t* query_starts;  // [requests + 1]
@@ -61,14 +62,14 @@ struct Attention {
 
 // Turn queries and keys of qkv [tokens, heads + 2 kv_heads, size]: queries into `turned` [tokens, heads, size], keys and
 // values into the cache. table [positions, dims]: cos half | sin half.
-template <class T>
-void turn_and_write(const Attention<T>& a, const T* qkv, const int64_t* positions, const float* table, int64_t dims,
-                    T* turned);
+template <class T, class C>
+void turn_and_write(const Attention<T, C>& a, const T* qkv, const int64_t* positions, const float* table,
+                    int64_t dims, T* turned);
 // k [tokens, kv_heads, key_size] and v [tokens, kv_heads, value_size] into the cache.
-template <class T>
-void write(const Attention<T>& a, const T* k, const T* v);
+template <class T, class C>
+void write(const Attention<T, C>& a, const T* k, const T* v);
 // q [tokens, heads, key_size] → out [tokens, heads, value_size]
-template <class T>
-void attend(const Attention<T>& a, const T* q, T* out);
+template <class T, class C>
+void attend(const Attention<T, C>& a, const T* q, T* out);
 
 }  // namespace enginebay

@@ -1,4 +1,4 @@
-#include "attention_layout.h"
+#include "attention_int8.h"
 #include "parallel.h"
 
 #include <vector>
@@ -33,9 +33,9 @@ void turn(const T* x, const float* angles, int64_t dims, int64_t size, T* out) {
 
 }  // namespace
 
-template <class T>
-void turn_and_write(const Attention<T>& a, const T* qkv, const int64_t* positions, const float* table, int64_t dims,
-                    T* turned) {
+template <class T, class C>
+void turn_and_write(const Attention<T, C>& a, const T* qkv, const int64_t* positions, const float* table,
+                    int64_t dims, T* turned) {
   const int64_t size = a.key_size, step = (a.heads + 2 * a.kv_heads) * size;
   const bool pack = packed(a);
   parallel(a.tokens, a.tokens < kWorth ? 1 : a.threads, [&](int64_t first, int64_t end) {
@@ -53,8 +53,8 @@ void turn_and_write(const Attention<T>& a, const T* qkv, const int64_t* position
   });
 }
 
-template <class T>
-void write(const Attention<T>& a, const T* k, const T* v) {
+template <class T, class C>
+void write(const Attention<T, C>& a, const T* k, const T* v) {
   const bool pack = packed(a);
   parallel(a.tokens, a.tokens < kWorth ? 1 : a.threads, [&](int64_t first, int64_t end) {
     for (int64_t t = first; t < end; ++t)
@@ -65,9 +65,13 @@ void write(const Attention<T>& a, const T* k, const T* v) {
   });
 }
 
-template void turn_and_write(const Attention<float>&, const float*, const int64_t*, const float*, int64_t, float*);
-template void turn_and_write(const Attention<bf16>&, const bf16*, const int64_t*, const float*, int64_t, bf16*);
-template void write(const Attention<float>&, const float*, const float*);
-template void write(const Attention<bf16>&, const bf16*, const bf16*);
+#define FOR(T, C)                                                                                              \
+  template void turn_and_write(const Attention<T, C>&, const T*, const int64_t*, const float*, int64_t, T*); \
+  template void write(const Attention<T, C>&, const T*, const T*);
+FOR(float, float)
+FOR(bf16, bf16)
+FOR(float, int8_t)
+FOR(bf16, int8_t)
+#undef FOR
 
 }  // namespace enginebay

@@ -150,6 +150,22 @@ inline float largest(v16 v) {
 #endif
 }
 
+// As whole numbers, absolute values keep their order, and infinities and NaN are above all others: the larger of those
+// seen so far and of |x|, and the largest of them.
+inline i16 larger_bits(i16 most, v16 x) {
+  const i16 bits = bits_of<i16>(&x) & 0x7fffffff;
+  return bits > most ? bits : most;
+}
+inline float largest_of(i16 most) {
+#if defined(__AVX512F__)
+  const int32_t best = _mm512_reduce_max_epi32((__m512i)most);
+#else
+  int32_t best = 0;
+  for (int i = 0; i < 16; ++i) best = most[i] > best ? most[i] : best;
+#endif
+  return bits_of<float>(&best);
+}
+
 // e^x to 2 units in the last place; 0 below the normal numbers, NaN stays NaN, and e^0 is exactly 1.
 inline v16 exp(v16 x) {
   const v16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
