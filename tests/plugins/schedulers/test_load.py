@@ -68,6 +68,7 @@ def test_the_loads_are_worth_playing() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)  # a minute on a machine of its own
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_hundred_loads(name: str, depth: int) -> None:  # S17
@@ -76,6 +77,7 @@ def test_a_hundred_loads(name: str, depth: int) -> None:  # S17
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)  # a minute on a machine of its own
 @pytest.mark.parametrize("propose", [False, True])
 @pytest.mark.parametrize("name", EVERY)
 def test_ten_thousand_requests(name: str, propose: bool) -> None:  # S17
