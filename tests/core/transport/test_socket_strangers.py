@@ -65,9 +65,14 @@ def test_strangers_are_dropped_and_change_nothing(make_line: MakeLine) -> None:
 def test_a_hello_of_another_life_or_rank_is_dropped(make_line: MakeLine) -> None:  # X1
     line = make_line(2)
     for info in (line.info(0, "life-before"), line.info(1)):
-        with pytest.raises(TimeoutError, match="did not answer the HELLO"):
-            SocketChannel.connect(line.line.tickets[0], info, time.monotonic() + 0.2)
-    assert (line.hellos, line.line.num_dropped) == ([], 2)
+        before = line.line.num_dropped
+        for seconds in (0.2, 2.0, 20.0):  # on a busy machine the HELLO itself may take longer than the shortest
+            with pytest.raises(TimeoutError, match="did not answer the HELLO"):
+                SocketChannel.connect(line.line.tickets[0], info, time.monotonic() + seconds)
+            if line.line.num_dropped > before:
+                break
+        assert line.line.num_dropped > before
+    assert line.hellos == []
 
 
 def test_damaged_parts_of_a_worker_are_dropped_and_counted(make_line: MakeLine) -> None:
