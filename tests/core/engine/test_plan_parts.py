@@ -71,6 +71,19 @@ def test_every_rank_schedules_needs_a_deterministic_order(parts: FakeSite) -> No
     assert make_plan(parts, "executor.use=external_launcher").scheduler.plugin.name == "fcfs"
 
 
+def test_the_way_out_is_the_executor_that_asks_least(parts: FakeSite) -> None:  # P8
+    parts.executor("a_launcher", "every_rank_schedules=True, attaches=True")
+    parts.executor("b_cluster", "multi_node=True")
+    parts.executor("c_pair", "max_world_size=2")
+    parts.add("broken", entry_points={"executors": {"d_broken": "is_not_there"}})
+    refusal = refused(parts, "parallel.tensor_parallel_size=4")
+    assert refusal.endswith("choose an executor for several, for example 'mp'.")
+    parts.executor("external_launcher", "every_rank_schedules=True")
+    parts.scheduler("lottery")
+    refusal = refused(parts, "executor.use=external_launcher", "scheduler.use=lottery")
+    assert refusal.endswith("choose another scheduler or executor 'c_pair'.")
+
+
 def test_a_runner_that_varies_with_the_batch_is_not_taken_where_it_must_not(parts: FakeSite) -> None:  # P8
     assert refused(parts, "engine.batch_invariant=true", "runner.use=v1") == (
         "[engine] batch_invariant is on, and runner 'v1' does not compute the same "

@@ -158,6 +158,8 @@ def _another(config: EngineConfig, executor: ExecutorPlugin[Any], executors: Exe
     others = [
         (can.every_rank_schedules, can.attaches, can.multi_node, other.name)
         for other in executors()
-        if other.name != executor.name and ((can := other.capabilities).max_world_size or workers) >= workers
+        if other.name != executor.name
+        and ((can := other.capabilities).max_world_size or workers) >= workers
+        and not (can.every_rank_schedules and executor.capabilities.every_rank_schedules)  # for which it is refused
     ]
     return min(others)[-1] if others else None
