@@ -92,6 +92,8 @@ class Pipeline:
 
     def _launch(self) -> bool:
         """Schedule a step and send it; False when there is nothing to run."""
+        if self._parts.agreement is not None and not len(self._requests):
+            return False  # who ended is told with the next requests: at other ranks these may have come by now
         start_ns = self._clock.now_ns()
         scheduled = self._scheduler.schedule()
         if not (scheduled.num_scheduled_tokens or scheduled.finished or scheduled.preempted):

@@ -380,6 +380,39 @@ def test_who_ended_last_is_told_with_what_comes_next() -> None:
     ]
 
 
+@pytest.mark.parametrize(("num_stages", "depth"), [(1, 1), (1, 2), (2, 3), (3, 4)])
+@pytest.mark.parametrize("most", [1, 16], ids=["length", "end"])
+def test_requests_that_come_while_the_last_steps_are_in_flight_change_no_schedule(
+    num_stages: int, depth: int, most: int
+) -> None:  # X17
+    """One rank's client asks again before the steps that were sent for nobody are done, another's after them."""
+    came = []
+    for late in (False, True):
+        alone = Alone()
+        engine = FakeEngine(agreement=alone.agreement, num_stages=num_stages, depth=depth)
+        for num in range(4):
+            engine.add(f"a{num}", "abcdefgh"[: 2 + num], max_tokens=most + num)
+        while engine.core.num_unfinished:
+            engine.core.step()
+        while late and engine.core.has_work():
+            engine.core.step()
+        asked = False
+
+        def again(engine: FakeEngine = engine) -> None:
+            nonlocal asked
+            if not asked:
+                engine.add("b", max_tokens=3)
+            asked = True
+
+        if engine.core.has_work():
+            engine.core.step(again)
+        again()
+        while engine.core.has_work():
+            engine.core.step()
+        came.append((engine.executor.steps, [(told.first, len(told.steps)) for told in alone.told]))
+    assert came[0] == came[1]
+
+
 def test_an_engine_dies_of_a_difference_before_the_step_runs() -> None:
     alone = Alone()
     alone.difference = True
