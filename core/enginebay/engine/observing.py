@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from enginebay.engine.live import Live
+from enginebay.engine.live import Live, Lives
 from enginebay.engine.steps import Batch, drafts_of, starts_of
 from enginebay.errors import PolicyFailed
 from enginebay.messages import NewRequest, ResumedRequest, SchedulerOutput
@@ -12,7 +12,7 @@ from enginebay.messages import NewRequest, ResumedRequest, SchedulerOutput
 __all__ = ["observe"]
 
 
-def observe(lives: Mapping[str, Live], sent: SchedulerOutput, now_ns: int, scheduler: str) -> tuple[Batch, int]:
+def observe(lives: Lives, sent: SchedulerOutput, now_ns: int, scheduler: str) -> tuple[Batch, int]:
     """Note a schedule; returns its batch, and how many known tokens it sends to be computed for the first time.
 
     Raises ``PolicyFailed`` with the scheduler's name for a request that cannot run, or not so.
@@ -23,9 +23,9 @@ def observe(lives: Mapping[str, Live], sent: SchedulerOutput, now_ns: int, sched
         _note_begun(lives, (*sent.new, *sent.resumed))
     batch = Batch({}, starts_of(sent), {}, drafts_of(sent))
     rows, starts, drawing, drafts = batch
-    step, num_prefilled = sent.step, 0
+    step, num_prefilled, begun = sent.step, 0, lives.begun
     for request_id, count in sent.num_scheduled_tokens.items():
-        live, start = lives.get(request_id), starts.get(request_id)
+        live, start = begun.get(request_id) or lives.begin(request_id), starts.get(request_id)
         if live is None or start is None:
             fault = "which has ended or never came" if live is None else "and did not say how it runs"
             raise PolicyFailed(f"{scheduler} scheduled request {request_id!r} in step {step}, {fault}")
@@ -49,14 +49,14 @@ def observe(lives: Mapping[str, Live], sent: SchedulerOutput, now_ns: int, sched
     return batch, num_prefilled
 
 
-def _note_preempted(lives: Mapping[str, Live], request_ids: Iterable[str], now_ns: int) -> None:
+def _note_preempted(lives: Lives, request_ids: Iterable[str], now_ns: int) -> None:
     for request_id in request_ids:
         if (live := lives.get(request_id)) is not None:
             live.row.preemptions += 1
             live.timeline.event("preempted", now_ns)
 
 
-def _note_begun(lives: Mapping[str, Live], begins: Iterable[NewRequest | ResumedRequest]) -> None:
+def _note_begun(lives: Lives, begins: Iterable[NewRequest | ResumedRequest]) -> None:
     """What is computed before a request begins was found in the cache, or is lost and computed again."""
     for begun in begins:
         if (live := lives.get(begun.request_id)) is None:
@@ -68,7 +68,7 @@ def _note_begun(lives: Mapping[str, Live], begins: Iterable[NewRequest | Resumed
             row.cached_tokens = min(begun.num_computed_tokens, len(row.prompt_token_ids))
 
 
-def _look_at_prompts(lives: Mapping[str, Live], sent: SchedulerOutput, scheduler: str) -> None:
+def _look_at_prompts(lives: Lives, sent: SchedulerOutput, scheduler: str) -> None:
     """Where a prompt ends decides what is a penalty's, and which draw is the first: a runner is never told it wrong."""
     for new in sent.new:
         live = lives.get(new.request_id)

@@ -11,7 +11,7 @@ from enginebay.engine.admission.limits import AdmissionLimits
 from enginebay.engine.commit import DetokenizerFactory, Ends, TextState, trim
 from enginebay.engine.grammars import Grammars
 from enginebay.engine.ledger import Ledger, Row
-from enginebay.engine.live import Live
+from enginebay.engine.live import Live, Lives
 from enginebay.engine.logprobs import fault_of_told, prompt_news
 from enginebay.engine.observing import observe
 from enginebay.engine.replies import fault_of, fault_of_schedule
@@ -68,7 +68,7 @@ class Requests:
         self._max_model_len = max_model_len
         self._on_finished = on_finished
         self._grammars = grammars or Grammars()
-        self._live: dict[str, Live] = {}
+        self._live = Lives()
         self._deadlines: list[tuple[float, int, str]] = []
         self._outputs: list[RequestOutput] = []
 
@@ -103,7 +103,7 @@ class Requests:
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
         )
-        self._live[row.request_id] = Live(row, text, timeline, ends)
+        self._live.add(Live(row, text, timeline, ends))
         if row.deadline is not None:
             heapq.heappush(self._deadlines, (row.deadline, row.arrival_number, row.request_id))
         if request.params.structured is not None:
@@ -137,7 +137,7 @@ class Requests:
             drawn_by_id = dict(zip(output.request_ids, sampled, strict=True))
             sampled = [drawn_by_id.get(request_id, ()) for request_id in flight.rows]
         tokens_alone = not (output.faults or output.logprobs or output.prompt_logprobs)
-        vocab_size, lives, extend, outputs = limits.vocab_size, self._live, self.ledger.extend, self._outputs
+        vocab_size, lives, extend, outputs = limits.vocab_size, self._live.begun, self.ledger.extend, self._outputs
         committed, num_plain = Committed(), 0
         tokens = committed.token_ids
         for (request_id, (row, offset)), drawn in zip(flight.rows.items(), sampled, strict=True):
@@ -159,7 +159,7 @@ class Requests:
 
         Those that wait for their grammars have never been given to one. The other grammars stand where the ledger does.
         """
-        for live in self._live.values():
+        for live in self._live:
             live.ahead, live.verifying = 0, False
             live.row.recoveries += 1
             live.timeline.event("requeued", now_ns)

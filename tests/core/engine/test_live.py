@@ -1,15 +1,16 @@
-"""The short way of a row that goes on by one token, and the long way of any row: both come to the same."""
+"""Live requests: their two tables, and the short way of a row that goes on by one token beside the long way of any."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay.engine.live import Live
+from enginebay.engine.live import Live, Lives
 from enginebay.messages import RequestOutput, RequestSummary
 from enginebay.worker import ScheduledRow
 from support.fake_engine import EOS, FEATURES, VOCAB, FakeEngine
@@ -90,3 +91,37 @@ def test_a_plain_row_goes_the_short_way_between_its_first_token_and_its_last(mon
     monkeypatch.setattr(Live, "goes_on", goes_on)
     FakeEngine().answer(max_tokens=5)
     assert answers == [False, True, True, True, False]
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["add", "begin", "pop"]), st.integers(0, 3)), max_size=40))
+def test_a_live_request_is_in_one_table(steps: list[tuple[str, int]]) -> None:
+    lives, waiting, begun = Lives(), set[str](), set[str]()
+    for step, number in steps:
+        request_id = str(number)
+        if step == "add" and request_id not in waiting | begun:
+            row: Any = SimpleNamespace(request_id=request_id)
+            live = Live.__new__(Live)
+            live.row = row
+            lives.add(live)
+            waiting.add(request_id)
+        elif step == "begin":
+            assert (lives.begin(request_id) is not None) == (request_id in waiting)
+            begun |= waiting & {request_id}
+            waiting.discard(request_id)
+        elif step == "pop" and request_id in waiting | begun:
+            assert lives.pop(request_id).row.request_id == request_id
+            waiting.discard(request_id)
+            begun.discard(request_id)
+        assert set(lives.begun) == begun
+        assert sorted(live.row.request_id for live in lives) == sorted(waiting | begun)
+        assert [one for one in "0123" if lives.get(one)] == sorted(waiting | begun)
+
+
+def test_what_waits_is_in_no_table_that_a_step_looks_in() -> None:
+    engine = FakeEngine(max_num_seqs=2)
+    for number in range(6):
+        engine.add(str(number), max_tokens=3)
+    engine.step()
+    assert list(engine.core._requests._live.begun) == ["0", "1"]
+    engine.run()
+    assert not list(engine.core._requests._live)
