@@ -65,10 +65,10 @@ def tokens_ahead_are_kept_over_a_void(patch: Patch) -> None:
     """Tokens that the dropped steps would have drawn still count as on their way."""
 
     def void(self: Requests, now_ns: int) -> Any:
-        ahead = {request_id: live.ahead for request_id, live in self._live.items()}
+        ahead = {live.row.request_id: live.ahead for live in self._live}
         requests = original(self, now_ns)
-        for request_id, live in self._live.items():
-            live.ahead = ahead[request_id]
+        for live in self._live:
+            live.ahead = ahead[live.row.request_id]
         return requests
 
     original = patch(Requests, "void", void)

@@ -70,7 +70,7 @@ def ended_requests_computed_tokens_are_kept(patch: Patch) -> None:
     def close(self: Requests, row: Any, now_ns: int) -> None:
         live = self._live[row.request_id]
         original(self, row, now_ns)
-        self._live[row.request_id] = live
+        self._live.add(live)
 
     original = patch(Requests, "_close", close)
 

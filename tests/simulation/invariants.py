@@ -147,7 +147,8 @@ def check_requests(core: EngineCore, streams: Mapping[tuple[str, int], Any], beg
             raise Violation(f"{row.request_id}: {sent} tokens are streamed, {len(row.committed)} committed")
         if row.deadline is not None and row.deadline <= began:
             raise Violation(f"{row.request_id} lives at {began}, after its deadline {row.deadline}")
-    if len(requests._live) != len(requests.ledger):
+    lives = requests._live
+    if len(lives.begun) + len(lives._waiting) != len(requests.ledger):
         raise Violation("rows and their companions are not of one number")
 
 
@@ -159,5 +160,6 @@ def check_quiet(core: EngineCore, scheduler: MechanicsScheduler[Any]) -> None:
     kept: dict[str, Any] = {}
     for owner in (core._requests, core._requests.ledger, scheduler._state):
         kept |= {name: value for name, value in vars(owner).items() if isinstance(value, dict) and value}
+    kept |= {live.row.request_id: live for live in core._requests._live}
     if kept or len(core._requests) or kv._open:
         raise Violation(f"kept when nothing is left: {kept}, {len(core._requests)} rows, {list(kv._open)}")
