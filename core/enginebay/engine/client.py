@@ -13,11 +13,12 @@ from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_id, che
 from enginebay.engine.collector import LOOK_SECONDS, Tracked
 from enginebay.engine.control.tensors import Command
 from enginebay.engine.core import EngineCore
+from enginebay.engine.death import Death
 from enginebay.engine.loop import Abort, Add, AddMany, Do, EngineLoop, ReadStats, Sink, Stop
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.port import patience
 from enginebay.engine.spans import TEXT_COMPLETION
-from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, UnknownRequest, WorkerHung
+from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, PluginBroken, UnknownRequest, WorkerHung
 from enginebay.messages import ControlDone, ReadStatus, SamplingParams
 
 __all__ = ["InProcessClient"]
@@ -78,7 +79,18 @@ class InProcessClient:
         return os.getpid() == self._pid
 
     def check_alive(self) -> None:
-        """Raise the engine's end when nobody is there to answer."""
+        """Raise the engine's end when nobody is there to answer, or may be: whoever asks here is about to wait.
+
+        In the engine's own thread, in which it calls its plugins, the wait would be for itself.
+        """
+        if threading.get_ident() == self._thread_id:
+            raise PluginBroken(
+                "a plugin, called in the engine's own thread, asks the engine for something: it would wait for itself; "
+                "ask from another thread"
+            )
+        self._check_there()
+
+    def _check_there(self) -> None:
         if not self.is_of_this_process:
             raise EngineDead(
                 f"the engine runs in process {self._pid}, and this process was forked from it, which takes none of "
@@ -157,7 +169,7 @@ class InProcessClient:
         Raises ``UnknownRequest`` for an id that no unfinished request has.
         """
         check_id(request_id)
-        self.check_alive()  # before any lock: in a forked child its owner may be a thread that is not there
+        self._check_there()  # before any lock: in a forked child its owner may be a thread that is not there
         with self._lock:
             tracked = self._live.get(request_id)
         if tracked is None:
@@ -170,7 +182,7 @@ class InProcessClient:
         It may have ended by now, or been refused, and the engine may have ended too.
         """
         try:
-            self.check_alive()  # before any lock, as in ``abort``
+            self._check_there()  # before any lock, as in ``abort``
             with self._lock:
                 tracked = self._live.get(request_id)
             if tracked is not None and tracked.sink is sink:
@@ -212,11 +224,12 @@ class InProcessClient:
 
         It is carried out between two steps, by the deadlines of the config; ``ReadStatus`` is answered at once.
         """
-        self.check_alive()
         asked = Do(command=command)
         if isinstance(command, ReadStatus):
+            self._check_there()
             asked.answer.set_result(self._core.status())
         else:
+            self.check_alive()
             self._loop.send(asked)
         return asked.answer
 
@@ -268,4 +281,13 @@ class InProcessClient:
             return
         if not self._loop.join(max(0.0, deadline - clock.now())):
             self._core.cut()
-            self._loop.join(_UNWIND_SECONDS)
+            if not self._loop.join(_UNWIND_SECONDS):  # a plugin has not come back from a call
+                self._abandon()
+
+    def _abandon(self) -> None:
+        """Tell everybody who waits, since the loop's thread does not come to it."""
+        self._loop.abandon()
+        with self._lock:
+            unknown = list(self._live.values())  # to the loop, which was not done with their commands
+        for tracked in unknown:
+            tracked.fail(Death.closed().error())

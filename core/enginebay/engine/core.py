@@ -136,7 +136,7 @@ class EngineCore:
 
         Their last outputs, with ``finish_reason`` "abort", come with the next step's.
         """
-        live = [row for request_id in request_ids for row in self._requests.ledger.of_client(request_id)]
+        live = [row for request_id in dict.fromkeys(request_ids) for row in self._requests.ledger.of_client(request_id)]
         with self._or_die:
             self._finish(live, FinishReason.ABORT)
 

@@ -70,6 +70,8 @@ class Execution:
             return self._wait(flight)
         except OF_WORKERS as error:
             raise Setback.of(error) from error
+        except PolicyFailed as refused:  # by the workers: the schedule contradicts itself, or what was said before
+            raise PolicyFailed(f"{self._parts.scheduler_name}: {refused}") from refused
         except EngineDead:
             self._raise_if_unreadable(flight.sent)
             raise

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from enginebay.engine.annexes import fault_of_annex
 from enginebay.errors import EnginebayError, PolicyFailed, RequestError, in_words, is_interrupt, shown
 from enginebay.interfaces import Scheduler
 from enginebay.messages import (
@@ -90,16 +91,27 @@ class GuardedScheduler:
         self._check("schedule", scheduled, SchedulerOutput)
         try:
             self._check_fields(scheduled)
+            fault = fault_of_annex(scheduled.annex) if scheduled.annex else ""
         except EnginebayError:
             raise
         except BaseException as error:
             raise self._blamed("a look at what schedule() returned", error) from error
+        if fault:
+            raise PolicyFailed(f"{self._name} scheduled a step with {fault}")
         return scheduled
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         grammar: GrammarOutput | None = self._ask("get_grammar_bitmask", scheduler_output)
         if grammar is not None:
             self._check("get_grammar_bitmask", grammar, GrammarOutput)
+            if not _all_are(grammar.request_ids, str) or {
+                type(grammar.bitmask),
+                type(grammar.words_per_row),
+            } != {bytes, int}:
+                raise PolicyFailed(
+                    f"{self._name} returned from get_grammar_bitmask what workers cannot read: request_ids is a tuple "
+                    "of str, bitmask is bytes, and words_per_row is an int"
+                )
         return grammar
 
     def update_from_output(self, scheduler_output: SchedulerOutput, committed: Committed) -> None:

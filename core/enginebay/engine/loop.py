@@ -132,6 +132,10 @@ class EngineLoop:
             self._thread.join(timeout)
         return not self.is_alive()
 
+    def abandon(self) -> None:
+        """The thread does not come back: tell each request its end in its stead."""
+        self._fail_all(self._end)
+
     def run(self) -> None:
         """The thread's body."""
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from enginebay.engine.live import Live, Lives
 from enginebay.engine.steps import Batch, drafts_of, starts_of
@@ -12,20 +12,25 @@ from enginebay.messages import NewRequest, ResumedRequest, SchedulerOutput
 __all__ = ["observe"]
 
 
-def observe(lives: Lives, sent: SchedulerOutput, now_ns: int, scheduler: str) -> tuple[Batch, int]:
+def observe(
+    lives: Lives, sent: SchedulerOutput, now_ns: int, scheduler: str, held: Callable[[str], bool]
+) -> tuple[Batch, int]:
     """Note a schedule; returns its batch, and how many known tokens it sends to be computed for the first time.
 
-    Raises ``PolicyFailed`` with the scheduler's name for a request that cannot run, or not so.
+    ``held``: whether a request has not been given to the scheduler yet. Raises ``PolicyFailed`` with the scheduler's
+    name for a request that cannot run, or not so.
     """
     _note_preempted(lives, sent.preempted, now_ns)
     if sent.new or sent.resumed:
-        _look_at_prompts(lives, sent, scheduler)
+        _look_at_told(lives, sent, scheduler)
         _note_begun(lives, (*sent.new, *sent.resumed))
     batch = Batch({}, starts_of(sent), {}, drafts_of(sent))
     rows, starts, drawing, drafts = batch
     step, num_prefilled, begun = sent.step, 0, lives.begun
     for request_id, count in sent.num_scheduled_tokens.items():
-        live, start = begun.get(request_id) or lives.begin(request_id), starts.get(request_id)
+        live, start = begun.get(request_id), starts.get(request_id)
+        if live is None and not held(request_id):  # it has no step yet
+            live = lives.begin(request_id)
         if live is None or start is None:
             fault = "which has ended or never came" if live is None else "and did not say how it runs"
             raise PolicyFailed(f"{scheduler} scheduled request {request_id!r} in step {step}, {fault}")
@@ -68,15 +73,25 @@ def _note_begun(lives: Lives, begins: Iterable[NewRequest | ResumedRequest]) -> 
             row.cached_tokens = min(begun.num_computed_tokens, len(row.prompt_token_ids))
 
 
-def _look_at_prompts(lives: Lives, sent: SchedulerOutput, scheduler: str) -> None:
-    """Where a prompt ends decides what is a penalty's, and which draw is the first: a runner is never told it wrong."""
-    for new in sent.new:
-        live = lives.get(new.request_id)
-        if live is not None and new.num_prompt_tokens != len(live.row.prompt_token_ids):
-            raise PolicyFailed(
-                f"{scheduler} scheduled request {new.request_id!r} in step {sent.step} with a prompt of "
-                f"{new.num_prompt_tokens} tokens, and it has {len(live.row.prompt_token_ids)}"
-            )
+def _look_at_told(lives: Lives, sent: SchedulerOutput, scheduler: str) -> None:
+    """What a runner is told of a request is what the client asked: another prompt would be answered as if it were."""
+    begun: tuple[NewRequest | ResumedRequest, ...] = (*sent.new, *sent.resumed)
+    for told in begun:
+        if (live := lives.get(told.request_id)) is None:
+            continue
+        row, other = live.row, ""
+        if told.token_ids != ((*row.prompt_token_ids, *row.committed) if row.committed else row.prompt_token_ids):
+            other = f"{len(told.token_ids)} tokens that are not the {len(row.prompt_token_ids)} of its prompt and the "
+            other += f"{len(row.committed)} that it has got"
+        elif isinstance(told, NewRequest):
+            if told.num_prompt_tokens != len(row.prompt_token_ids):
+                other = f"a prompt of {told.num_prompt_tokens} tokens, and it has {len(row.prompt_token_ids)}"
+            elif told.params is not row.params and told.params != row.params:
+                other = "other sampling parameters than it asked for"
+            elif told.seed != row.seed:
+                other = f"the seed {told.seed}, and it has {row.seed}"
+        if other:
+            raise PolicyFailed(f"{scheduler} scheduled request {told.request_id!r} in step {sent.step} with {other}")
 
 
 def _look_at_drafts(live: Live, drafts: tuple[int, ...], end: int, known: int, scheduler: str) -> int:

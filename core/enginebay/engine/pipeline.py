@@ -161,5 +161,10 @@ class Pipeline:
         grammar = self._scheduler.get_grammar_bitmask(flight.scheduled)
         if grammar is None:
             live = [one for one in flight.sent.constrained if flight.rows[one][0].finish is None]
+            if free := [one for one in live if flight.rows[one][0].params.structured is None]:
+                raise PolicyFailed(
+                    f"{self._parts.scheduler_name} constrains request {free[0]!r} in step {flight.step}, which asked "
+                    "for no shape, and get_grammar_bitmask() returns no mask"
+                )
             grammar = self._parts.grammars.masks([(one, flight.drafts.get(one, ())) for one in live])
         flight.sampling = self._execution.sample(flight.step, grammar)

@@ -48,6 +48,7 @@ class Progress:
         """
         silent = [] if flight is None else flight.silent
         if flight is not None and (silent or self._silent):
+            self._look_for_told_tokens(flight)
             self._count_silent(silent)
         if self._moved():
             return
@@ -102,6 +103,16 @@ class Progress:
                 f"{self._parts.scheduler_name} has scheduled nothing for {held:.0f} s, "
                 f"although {len(self._requests)} requests wait"
             )
+
+    def _look_for_told_tokens(self, flight: InFlight) -> None:
+        """A runner that is told tokens which it has lacks those that come to stand behind them."""
+        for running in flight.sent.running:
+            if running.new_token_ids and running.request_id in flight.silent:
+                raise PolicyFailed(
+                    f"{self._parts.scheduler_name} told the runner {len(running.new_token_ids)} tokens of request "
+                    f"{running.request_id!r} in step {flight.step}, and after them it drew none: new_token_ids are "
+                    "committed tokens that the runner has not drawn itself"
+                )
 
     def _count_silent(self, silent: list[str]) -> None:
         """One request can be starved while the others go on."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from enginebay.engine.admission.limits import AdmissionLimits
+from enginebay.engine.annexes import fault_of_annex
 from enginebay.engine.ledger import Row
 from enginebay.engine.steps import InFlight
 from enginebay.errors import EngineDead
@@ -73,6 +74,8 @@ def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, ma
             f"the engine stopped: {runner} answered step {flight.step} with {len(output.request_ids)} "
             f"request ids and {len(output.sampled_token_ids)} rows of tokens"
         )
+    if output.annex and (fault := fault_of_annex(output.annex)):
+        raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} with {fault}")
     if output.faults or output.logprobs or output.prompt_logprobs or output.request_ids != tuple(flight.rows):
         _check_ids(output, flight, runner)
     all_draw = not flight.drafts and len(flight.drawing) == len(flight.rows)

@@ -126,7 +126,7 @@ class Requests:
 
     def observe(self, sent: SchedulerOutput, now_ns: int, scheduler: str) -> Batch:
         """Note what a schedule says of each request."""
-        batch, num_prefilled = observe(self._live, sent, now_ns, scheduler)
+        batch, num_prefilled = observe(self._live, sent, now_ns, scheduler, self._grammars.holds)
         self.num_prefilled += num_prefilled
         return batch
 

@@ -64,7 +64,7 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
     ``finished`` and ``preempted`` are ids whose state the runner drops or parks before it looks at the rest.
     ``constrained`` are requests of this step that draw under a grammar. Where there are any, the runner keeps the
     scores, ``execute_model`` answers None, and ``sample_tokens`` with their masks comes before the next
-    ``execute_model``.
+    ``execute_model``. ``annex`` is what plugins carry, by their names: 1 MiB in all.
     """
 
     step: int

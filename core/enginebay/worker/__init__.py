@@ -7,8 +7,18 @@ executors whose worker is a thread of the engine's process. None of them imports
 
 from enginebay.worker.host import HostDevice, HostMemory
 from enginebay.worker.serve import serve
-from enginebay.worker.table import RequestTable, Row, ScheduledRow
+from enginebay.worker.table import ContradictorySchedule, RequestTable, Row, ScheduledRow
 from enginebay.worker.thread_executor import ThreadExecutor
 from enginebay.worker.worker import Worker
 
-__all__ = ["HostDevice", "HostMemory", "RequestTable", "Row", "ScheduledRow", "ThreadExecutor", "Worker", "serve"]
+__all__ = [
+    "ContradictorySchedule",
+    "HostDevice",
+    "HostMemory",
+    "RequestTable",
+    "Row",
+    "ScheduledRow",
+    "ThreadExecutor",
+    "Worker",
+    "serve",
+]

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from enginebay.errors import PolicyFailed
 from enginebay.messages import (
     ModelRunnerOutput,
     NewRequest,
@@ -18,10 +19,15 @@ from enginebay.messages import (
     SchedulerOutput,
     TokenLogprob,
 )
+from enginebay.worker.bounds import ANY_ROOM, BlockBounds
 
 _NO_FAULTS: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_LOGPROBS: Final[Mapping[str, Sequence[TokenLogprob]]] = MappingProxyType({})
 _NO_PROMPT_LOGPROBS: Final[Mapping[str, PromptLogprobs]] = MappingProxyType({})
+
+
+class ContradictorySchedule(PolicyFailed, ValueError):
+    """A schedule that contradicts itself or what was said before: no worker's fault, and no void mends it."""
 
 
 class Row(Struct, kw_only=True, eq=False):
@@ -29,7 +35,8 @@ class Row(Struct, kw_only=True, eq=False):
 
     ``token_ids`` is the prompt and every token known after it; ``block_ids`` has one list per KV group, entry i of
     which holds positions ``i * block_size`` onwards; ``num_computed_tokens`` counts the tokens whose keys and values
-    are in the cache before the current step. A runner reads rows and leaves the writing to the table.
+    are in the cache before the current step. ``room`` is how many positions its blocks hold, where that is known.
+    ``owes``: a token that it had to draw did not come. A runner reads rows and leaves the writing to the table.
     """
 
     request_id: str
@@ -41,6 +48,8 @@ class Row(Struct, kw_only=True, eq=False):
     block_ids: list[list[int]]
     num_computed_tokens: int
     parked: bool = False
+    room: int = ANY_ROOM
+    owes: bool = False
 
 
 class ScheduledRow(Struct, gc=False, eq=False):
@@ -67,8 +76,9 @@ class RequestTable:
     """Every request that the scheduler has told of and not yet called finished, by id.
 
     Use: ``begin_step``, compute, ``finish_step``. A step that failed between the two is forgotten by the next
-    ``begin_step``; rows of an older generation are dropped when a new one begins. Raises ``ValueError`` for a schedule
-    that contradicts itself or what was said before: a fault of the scheduler, named with step and request.
+    ``begin_step``; rows of an older generation are dropped when a new one begins. ``begin_step`` raises
+    ``ContradictorySchedule``, a ``ValueError`` which names step and request, and ends the engine with the scheduler's
+    name; ``finish_step`` raises ``ValueError`` for answers that cannot be.
     """
 
     def __init__(self) -> None:
@@ -76,6 +86,7 @@ class RequestTable:
         self._batch: list[ScheduledRow] = []
         self._generation = 0
         self._step = -1
+        self._bounds = BlockBounds()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,6 +97,11 @@ class RequestTable:
     def get(self, request_id: str) -> Row | None:
         """The row of a request, running or preempted; None when the table does not hold it."""
         return self._rows.get(request_id)
+
+    def limit_blocks(self, num_blocks: int, block_sizes: Sequence[int]) -> None:
+        """From now on only blocks 0 to ``num_blocks`` - 1 are there, in groups of these block sizes, and a request has
+        those that it writes to. Until then whatever blocks are named are taken."""
+        self._bounds = BlockBounds(num_blocks, tuple(block_sizes))
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> list[ScheduledRow]:
         """Take in what changed, and return the batch in the order of ``num_scheduled_tokens``.
@@ -122,7 +138,7 @@ class RequestTable:
         ]
         if len(present) != len(self._batch):
             idle = next(request_id for request_id in present if request_id not in scheduler_output.num_scheduled_tokens)
-            raise self._fault(idle, "is in the step's lists but has no tokens scheduled")
+            raise self._refused(idle, "is in the step's lists but has no tokens scheduled")
         return list(self._batch)
 
     def finish_step(
@@ -159,6 +175,8 @@ class RequestTable:
                 if count != len(token_ids):
                     raise self._fault(request_id, f"got {count} log-probabilities for {len(token_ids)} tokens")
                 row.token_ids.extend(token_ids)
+            if scheduled.samples and not token_ids:
+                row.owes = True
             row.num_computed_tokens += scheduled.num_tokens
             if scheduled.draft_token_ids:  # of the proposals, what was accepted
                 row.num_computed_tokens -= len(scheduled.draft_token_ids) - max(0, len(token_ids) - 1)
@@ -179,10 +197,11 @@ class RequestTable:
         """
         if self._rows.get(row.request_id) is row:
             row.token_ids.extend(token_ids)
+            row.owes = False
 
     def _add(self, new: NewRequest) -> Row:
         if new.request_id in self._rows:
-            raise self._fault(new.request_id, "is announced as new, and the runner holds it already")
+            raise self._refused(new.request_id, "is announced as new, and the runner holds it already")
         row = Row(
             request_id=new.request_id,
             token_ids=list(new.token_ids),
@@ -193,27 +212,31 @@ class RequestTable:
             block_ids=[list(group) for group in new.block_ids],
             num_computed_tokens=new.num_computed_tokens,
         )
+        self._look_at_blocks(row, new.block_ids)
         self._rows[new.request_id] = row
         return row
 
     def _resume(self, resumed: ResumedRequest) -> Row:
         row = self._known(resumed.request_id, "resumed")
-        row.parked = False
+        row.parked = row.owes = False
         row.token_ids = list(resumed.token_ids)
         row.block_ids = [list(group) for group in resumed.block_ids]
         row.num_computed_tokens = resumed.num_computed_tokens
+        self._look_at_blocks(row, resumed.block_ids)
         return row
 
     def _advance(self, running: RunningRequest) -> Row:
         row = self._known(running.request_id, "running")
         if row.parked:
-            raise self._fault(running.request_id, "is listed as running, and was preempted and not resumed")
+            raise self._refused(running.request_id, "is listed as running, and was preempted and not resumed")
         row.num_computed_tokens = running.num_computed_tokens
         if running.new_token_ids:
             row.token_ids.extend(running.new_token_ids)
+            row.owes = False
         if running.new_block_ids:
-            for blocks, more in zip(row.block_ids, running.new_block_ids, strict=True):
+            for blocks, more in zip(row.block_ids, running.new_block_ids, strict=False):
                 blocks.extend(more)
+            self._look_at_blocks(row, running.new_block_ids)
         return row
 
     def _schedule(
@@ -221,18 +244,23 @@ class RequestTable:
     ) -> ScheduledRow:
         row = present.get(request_id)
         if row is None:
-            raise self._fault(request_id, "has tokens scheduled and is in none of new, running and resumed")
+            raise self._refused(request_id, "has tokens scheduled and is in none of new, running and resumed")
         end, known = row.num_computed_tokens + num_tokens - len(drafts), len(row.token_ids)
         if drafts and end != known:
-            raise self._fault(
+            raise self._refused(
                 request_id,
                 f"has {len(drafts)} proposals, which stand behind its {known} known tokens, and is to compute "
                 f"{num_tokens} tokens from {row.num_computed_tokens} on",
             )
-        if num_tokens < 1 or end > known:
-            raise self._fault(
+        if num_tokens < 1 or end > known or row.num_computed_tokens < 0:
+            refused = self._fault if row.owes else self._refused  # who scheduled it may not know by then
+            raise refused(
                 request_id,
                 f"is to compute {num_tokens} tokens from {row.num_computed_tokens} on, and {known} tokens are known",
+            )
+        if end + len(drafts) > row.room:
+            raise self._refused(
+                request_id, f"is to compute tokens up to {end + len(drafts)}, and its blocks hold {row.room}"
             )
         return ScheduledRow(row, num_tokens, end == known, drafts)
 
@@ -246,11 +274,19 @@ class RequestTable:
             drawn = ", ".join(map(str, token_ids))
             raise self._fault(scheduled.row.request_id, f"drew {drawn} where {proposed} were proposed")
 
+    def _look_at_blocks(self, row: Row, told: tuple[tuple[int, ...], ...]) -> None:
+        if fault := self._bounds.fault(len(row.block_ids), told):
+            raise self._refused(row.request_id, fault)
+        row.room = self._bounds.room(row.block_ids)
+
     def _known(self, request_id: str, what: str) -> Row:
         row = self._rows.get(request_id)
         if row is None:
-            raise self._fault(request_id, f"is listed as {what}, and the runner does not hold it")
+            raise self._refused(request_id, f"is listed as {what}, and the runner does not hold it")
         return row
+
+    def _refused(self, request_id: str, what: str) -> ContradictorySchedule:
+        return ContradictorySchedule(str(self._fault(request_id, what)))
 
     def _fault(self, request_id: str, what: str) -> ValueError:
         return ValueError(f"step {self._step} of generation {self._generation}: request {request_id!r} {what}")

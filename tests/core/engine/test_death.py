@@ -382,9 +382,6 @@ def test_an_error_of_ours_that_cannot_say_its_words_is_a_death_too() -> None:
 
 WRONG: list[tuple[str, str, Any]] = [
     ("new", "block_ids", ((1.5,),)),
-    ("new", "seed", None),
-    ("new", "token_ids", ("a",)),
-    ("new", "params", None),
     ("new", "num_computed_tokens", 0.0),
     ("running", "new_block_ids", None),
     ("running", "num_computed_tokens", 1.0),
@@ -407,6 +404,30 @@ def test_a_schedule_that_workers_cannot_read_is_the_scheduler_s(part: str, field
     ) as dead:
         engine.run()
     assert f"{part}[0].{field}" in str(dead.value)
+
+
+TOLD: list[tuple[str, Any, str]] = [
+    ("token_ids", ("a",), "1 tokens that are not the 2 of its prompt and the 0 that it has got"),
+    ("token_ids", (104, 106), "2 tokens that are not the 2 of its prompt and the 0 that it has got"),
+    ("params", None, "other sampling parameters than it asked for"),
+    ("params", SamplingParams(max_tokens=4), "other sampling parameters than it asked for"),
+    ("seed", None, "the seed None, and it has 1100939144240465922"),
+    ("num_prompt_tokens", 1, "a prompt of 1 tokens, and it has 2"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "words"), TOLD, ids=[f"{field}-{value}" for field, value, _ in TOLD])
+def test_a_runner_is_told_of_a_request_what_the_client_asked(field: str, value: Any, words: str) -> None:
+    class Wrong(OverMechanics):
+        def schedule(self) -> SchedulerOutput:
+            out = super().schedule()
+            return replace(out, new=tuple(replace(one, **{field: value}) for one in out.new))
+
+    engine = FakeEngine(scheduler=Wrong)
+    engine.add("a", max_tokens=5)
+    with pytest.raises(PolicyFailed) as dead:
+        engine.run()
+    assert str(dead.value) == f"scheduler 'fake' 1.0 scheduled request 'a' in step 0 with {words}"
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])

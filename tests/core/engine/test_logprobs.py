@@ -221,7 +221,7 @@ class Hitting(Scheduler[NoOptions]):
             token_ids=self.request.prompt_token_ids,
             num_prompt_tokens=6,
             params=self.request.params,
-            seed=0,
+            seed=self.request.seed,
             block_ids=((0, 1),),
             num_computed_tokens=self.computed,
         )
