@@ -55,6 +55,10 @@ class Clock(ABC):
     def wait_future(self, future: Future[T], deadline: float | None) -> T:
         """The future's result; raises ``TimeoutError`` when ``deadline`` (seconds of ``now``) passes first."""
 
+    def thread_time(self) -> float:
+        """Seconds that the calling thread has computed: what others do on the machine is not in it."""
+        return self.now()
+
     def event(self) -> Future[None]:
         """Something to wait for, that any thread may set; a clock that one thread drives can make a cheaper one."""
         return Future()
@@ -194,6 +198,9 @@ class _SystemClock(Clock):
 
     def wall_ns(self) -> int:
         return time.time_ns()
+
+    def thread_time(self) -> float:
+        return time.thread_time()
 
     def wait_future(self, future: Future[T], deadline: float | None) -> T:
         try:

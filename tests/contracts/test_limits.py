@@ -9,7 +9,7 @@ import pytest
 
 from support.repository import ROOT
 
-UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+UNITS = {"": 1, "bytes": 1, "characters": 1, "ms": 1e-3, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 ROWS = re.findall(
     r"^\| ([^|]+) \| ([\d,]+) ?(\w*) \| `([\w.]+)` \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE
 )

@@ -2,6 +2,10 @@
 
 The child has limits on time, memory and stack; the library has some of its own on size and work. What compiled there
 compiles here in the same time, with the interpreter's lock given back.
+
+Decision: it compiles here once for each request, and in the child once. The library's copies of a state share its
+lexer, and so the limit on the lexer's states: what one answer used up would end every other one of the same shape. A
+violating change hands out copies of one state.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from enginebay.messages import StructuredOutput
 from enginebay.runtime import Channel, Runtime, Thread
 from enginebay.structured._definitions import form_of
 from enginebay.structured._interfaces import GrammarFailed, GrammarState, GrammarUnavailable
+from enginebay.structured._meter import Meter
 
 if TYPE_CHECKING:
     from enginebay.structured._vocabulary import Vocabulary
@@ -30,6 +35,8 @@ COMPILE_SECONDS: Final = 10.0
 COMPILE_MEMORY: Final = 1 << 30
 """Bytes that the child may take beside what it has at its start: its vocabulary, and one grammar at a time."""
 
+_KEPT: Final = 128
+"""Definitions, and failures, that are remembered."""
 _CALL_SECONDS: Final = 60.0
 _MAX_REPLY: Final = 16 << 20
 _LOOK_SECONDS: Final = 5.0
@@ -48,6 +55,7 @@ class HelperCompiler:
     """Compiles one grammar after the other. The thread and the child start with the first one.
 
     ``tokenizer`` returns a tokenizer.json's text, when it is needed; masks are ``vocab_size`` tokens wide.
+    ``measured``: an answer whose masks take too long ends. An engine that must do as others do cannot have that.
     """
 
     def __init__(
@@ -59,6 +67,8 @@ class HelperCompiler:
         eos_token_ids: Collection[int],
         seconds: float = COMPILE_SECONDS,
         memory: int = COMPILE_MEMORY,
+        kept: int = _KEPT,
+        measured: bool = True,
     ) -> None:
         self._runtime = runtime
         self._tokenizer = tokenizer
@@ -71,6 +81,10 @@ class HelperCompiler:
         self._thread: Thread | None = None
         self._closed = False
         self._vocabulary: Vocabulary | None = None
+        self._kept = kept
+        self._now = runtime.clock.thread_time if measured else None
+        self._tried: dict[StructuredOutput, str | GrammarFailed] = {}
+        """What each became in the child, in the order of their last use."""
 
     def compile(self, structured: StructuredOutput) -> Future[GrammarState]:
         """See ``GrammarCompiler``."""
@@ -116,10 +130,8 @@ class HelperCompiler:
             return
         try:
             future.set_result(self._compiled(structured))
-        except (GrammarUnavailable, _Unreadable) as error:
-            future.set_exception(error)
         except GrammarFailed as error:
-            future.set_exception(_named(form_of(structured)[0], error))
+            future.set_exception(error)
         except BaseException as error:  # pyo3's panic derives from BaseException
             future.set_exception(GrammarUnavailable(_line(f"{type(error).__name__}: {error}")))
 
@@ -127,15 +139,34 @@ class HelperCompiler:
         from enginebay.structured._llguidance import new_state
         from enginebay.structured._vocabulary import load_vocabulary
 
-        definition = self._tried(structured)
+        definition = self._definition(structured)
         if self._vocabulary is None:
             self._vocabulary = load_vocabulary(self._tokenizer(), self._vocab_size, self._eos_token_ids)
         try:
-            return new_state(self._vocabulary, definition)
+            return new_state(self._vocabulary, definition, Meter(self._now))
         except ValueError as error:
-            raise GrammarFailed(str(error)) from None
+            raise _named(form_of(structured)[0], GrammarFailed(str(error))) from None
 
-    def _tried(self, structured: StructuredOutput) -> str:
+    def _definition(self, structured: StructuredOutput) -> str:
+        """What compiled in the child: now, or when it was asked for before. What failed there fails again, untried."""
+        found = self._tried.pop(structured, None)
+        if found is None:
+            try:
+                found = self._try(structured)
+            except GrammarUnavailable:
+                raise
+            except _Unreadable as error:
+                found = error
+            except GrammarFailed as error:
+                found = _named(form_of(structured)[0], error)
+        self._tried[structured] = found
+        if len(self._tried) > self._kept:
+            del self._tried[next(iter(self._tried))]
+        if isinstance(found, GrammarFailed):
+            raise GrammarFailed(str(found), param=found.param)  # each its own, since a traceback is added to it
+        return found
+
+    def _try(self, structured: StructuredOutput) -> str:
         """The definition that compiled in the child."""
         kind, value = form_of(structured)
         request = {"kind": kind, "value": value, "seconds": self._seconds}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from enginebay.messages import StructuredOutput
+from enginebay.structured._schema_faults import schema_fault
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -18,9 +20,11 @@ _FREELY: Final = '%llguidance {"no_forcing": true}\n'
 _FREES: Final = json.dumps(_FREELY)[1:-1]
 _MOST_FORCED: Final = 4096
 """Characters: cutting so many into tokens takes some milliseconds, at each mask and for all requests of the step."""
-_EXACT: Final = 2**53
-_MOST: Final = 10**300
 _MANY_TIMES: Final = 1000
+_NAMED_TOKEN: Final = re.compile(r"<[^<>\s]*>")
+_QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?://|#)[^\n]*|/(?:[^/\\\n]|\\.)*/')
+"""Strings, comments and regular expressions of a Lark grammar."""
+_INLINE_SCHEMA: Final = re.compile(r"%json\s*")
 _TIMES: Final = re.compile(r"\{\s*(\d+)")
 _AT_LEAST: Final = re.compile(r'"min\w+"\s*:\s*(\d+)')
 
@@ -63,7 +67,7 @@ def definition_of(kind: str, value: Any) -> str:
         case "regex":
             return str(LLMatcher.grammar_from_regex(value))
         case "ebnf":
-            return _of_lark(any_to_lark(value))
+            return _of_lark(_of_text(any_to_lark(value)))
         case "choice":
             return _of_lark("start: " + " | ".join(map(_literal, value)))
     return _of_tools(value)
@@ -102,6 +106,21 @@ def _led_by(name: str, definition: str, options: str, before: str) -> str:
     return json.dumps(whole | {"grammars": [start, first | {"name": answer}, *others]})
 
 
+def _of_text(grammar: str) -> str:
+    """The Lark grammar, if it names no token: one that ends an answer would end it before its grammar does.
+
+    The schemas in it are kept as others are.
+    """
+    for schema in _INLINE_SCHEMA.finditer(grammar):
+        with suppress(json.JSONDecodeError):  # the library says what is wrong with it
+            if fault := schema_fault(json.JSONDecoder().raw_decode(grammar, schema.end())[0]):
+                raise ValueError(fault)
+    named = _NAMED_TOKEN.search(_QUOTED.sub(" ", grammar))
+    if named is not None:
+        raise ValueError(f"it names the token {named[0]}, but an answer is text, and ends where its grammar does")
+    return grammar
+
+
 def _of_lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
@@ -112,8 +131,8 @@ def _of_schema(schema: str) -> str:
     if schema.strip() == "false":
         raise ValueError("no answer fits it")
     text = "{}" if schema.strip() == "true" else schema
-    if (number := _rounded(json.loads(text))) is not None:
-        raise ValueError(f"it has the number {number}, which the library rounds to {float(number):.0f}")
+    if fault := schema_fault(json.loads(text)):
+        raise ValueError(fault)
     return str(LLMatcher.grammar_from_json_schema(text, overrides=_JSON_RULES))
 
 
@@ -128,17 +147,6 @@ def _of_tools(tools: list[tuple[str, str]]) -> str:
         calls.append(f"{_literal(head)} @arguments{number} {_literal('}')}")
     start = {"name": "call", "lark_grammar": "start: " + " | ".join(calls)}
     return json.dumps({"grammars": [start, *grammars]})
-
-
-def _rounded(value: Any) -> int | None:
-    """An integer in it that no double holds, if there is one."""
-    todo = [value]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, int) and abs(one) > _EXACT and (abs(one) > _MOST or int(float(one)) != one):
-            return min(max(one, -_MOST), _MOST)
-        todo += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-    return None
 
 
 def _literal(text: str) -> str:

@@ -34,7 +34,7 @@ class GrammarState(Protocol):
     """Where an answer stands in its grammar: a function of the tokens that it was given."""
 
     def copy(self) -> GrammarState:
-        """The same state, which goes its own way; it must be cheap."""
+        """The same state, which goes its own way; it must be cheap. What bounds the work may bound both together."""
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """Go on by as many of these tokens, none of them eos, as the grammar allows; returns how many."""
@@ -56,6 +56,8 @@ class GrammarCompiler(Protocol):
 
     def compile(self, structured: StructuredOutput) -> Future[GrammarState]:
         """Begin to compile: the future's result is the state of an empty answer. It may be cancelled.
+
+        Each call has a state, and limits, of its own: what one answer uses up is no other's.
 
         Its exception is ``GrammarFailed`` when the grammar is at fault, else ``GrammarUnavailable``.
         """

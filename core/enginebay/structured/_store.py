@@ -1,4 +1,4 @@
-"""The grammars of the live requests: compiled once for all who ask for the same, advanced when tokens are committed.
+"""The grammars of the live requests: each has a state of its own, advanced when tokens are committed.
 
 A request's state is a function of its committed tokens: proposals are looked at on a copy. A step that is void leaves
 it as it was.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Final
 
 from enginebay.errors import InvalidRequest, RequestError, RequestFailed
 from enginebay.messages import GrammarOutput, StructuredOutput
@@ -22,9 +21,6 @@ from enginebay.structured._interfaces import (
 
 __all__ = ["GrammarStore"]
 
-_KEPT: Final = 128
-"""Compiled grammars, and failures, that are remembered when no request has them."""
-
 Get = Callable[[Future[GrammarState]], GrammarState]
 
 
@@ -34,16 +30,11 @@ class GrammarStore:
     ``get`` takes a done future's result; ``vocab_size`` is the width of the masks in tokens.
     """
 
-    def __init__(
-        self, compiler: GrammarCompiler, *, get: Get, vocab_size: int, eos_token_ids: Collection[int], kept: int = _KEPT
-    ) -> None:
+    def __init__(self, compiler: GrammarCompiler, *, get: Get, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         self._compiler = compiler
         self._get = get
         self._words = (vocab_size + 31) // 32
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._kept = kept
-        self._compiled: dict[StructuredOutput, Future[GrammarState]] = {}
-        """In the order of their last use."""
         self._open: dict[str, _Grammar] = {}
 
     def __len__(self) -> int:
@@ -52,12 +43,7 @@ class GrammarStore:
     def open(self, request_id: str, structured: StructuredOutput, committed_ids: Sequence[int] = ()) -> None:
         """Begin to compile a request's grammar; its state will be that after ``committed_ids``."""
         assert request_id not in self._open, f"the grammar of {request_id!r} is open already"
-        future = self._compiled.pop(structured, None)
-        if future is None or future.cancelled():
-            future = self._compiler.compile(structured)
-        self._compiled[structured] = future
-        self._open[request_id] = _Grammar(structured, future, tuple(committed_ids))
-        self._forget()
+        self._open[request_id] = _Grammar(self._compiler.compile(structured), tuple(committed_ids))
 
     def ready(self, request_id: str) -> bool:
         """Whether it is known how the compiling went: the request may be scheduled, unless ``error`` says why not."""
@@ -110,9 +96,7 @@ class GrammarStore:
     def close(self, request_id: str) -> None:
         """Forget the request, if it is known; what nobody waits for any more is not compiled."""
         grammar = self._open.pop(request_id, None)
-        if grammar is None or grammar.future.done():
-            return
-        if not any(other.future is grammar.future for other in self._open.values()):
+        if grammar is not None:
             grammar.future.cancel()  # one that is being compiled goes on, and is remembered
 
     def settle(self, request_id: str, wait: Get) -> None:
@@ -127,11 +111,9 @@ class GrammarStore:
 
     def _begin(self, grammar: _Grammar, get: Get | None = None) -> None:
         try:
-            grammar.state = (get or self._get)(grammar.future).copy()
+            grammar.state = (get or self._get)(grammar.future)
         except GrammarUnavailable as error:
             grammar.error = str(error)
-            if self._compiled.get(grammar.structured) is grammar.future:
-                del self._compiled[grammar.structured]
         except GrammarFailed as error:
             grammar.error, grammar.param = str(error), error.param
         except TimeoutError as error:
@@ -163,21 +145,11 @@ class GrammarStore:
                 return token_ids[:count]
         return token_ids
 
-    def _forget(self) -> None:
-        """Drop the grammars that were not used for longest."""
-        used = {id(grammar.future) for grammar in self._open.values()} if len(self._compiled) > self._kept else set()
-        for structured in list(self._compiled)[: max(0, len(self._compiled) - self._kept)]:
-            if id(self._compiled[structured]) not in used:
-                del self._compiled[structured]
-
 
 class _Grammar:
     """One request's. ``error``: it ends with it; ``param`` is the field at fault, where the client's own request is."""
 
-    def __init__(
-        self, structured: StructuredOutput, future: Future[GrammarState], committed_ids: tuple[int, ...]
-    ) -> None:
-        self.structured = structured
+    def __init__(self, future: Future[GrammarState], committed_ids: tuple[int, ...]) -> None:
         self.future = future
         self.committed_ids = committed_ids
         self.state: GrammarState | None = None

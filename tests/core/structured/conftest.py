@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def eos_of(tokenizer: Tokenizer) -> int:
     return max(tokenizer.special_ids)
 
 
-def compiler_of(tokenizer: Tokenizer, **limits: float) -> HelperCompiler:
+def compiler_of(tokenizer: Tokenizer, **limits: Any) -> HelperCompiler:
     """A compiler with a vocabulary that is wider than the tokenizer's."""
     return HelperCompiler(
         system_runtime(),

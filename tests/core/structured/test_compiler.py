@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 
 from enginebay.messages import StructuredOutput, ToolSchema
 from enginebay.runtime import system_runtime
-from enginebay.structured import GrammarFailed, GrammarUnavailable, HelperCompiler, _child
+from enginebay.structured import GrammarFailed, GrammarState, GrammarUnavailable, HelperCompiler, _child, _llguidance
 from enginebay.structured._definitions import form_of
 from enginebay.text import Tokenizer
 from support.tiny_tokenizers import sentencepiece_like, wordpiece
@@ -88,6 +90,40 @@ def test_what_cannot_be_compiled(compiler: HelperCompiler, structured: Structure
     assert isinstance(error, GrammarFailed)
     param = f"structured.{form_of(structured)[0]}"
     assert (type(error), error.param, str(error)) == (GrammarFailed, param, f"{param} cannot be used: {why}")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "token"),
+    [
+        ('start: "ab" {}', "</s>"),
+        ("start: {}", "</s>"),
+        ("start: {}", "<|end|>"),
+        ('start: x*\nx: "a" {} | "b"', "<|end|>"),
+        ("start: {} /a/", "<[5]>"),
+        ("start: {}", "<[^5-9]>"),
+        ("start: a\na: /a/ {} /b/", "<nothing>"),
+    ],
+)
+def test_tokens_by_name(compiler: HelperCompiler, grammar: str, token: str) -> None:  # S15
+    """One that ends an answer would end it before its grammar does, and others are no text."""
+    error = compiler.compile(StructuredOutput(ebnf=grammar.format(token))).exception(PATIENCE)
+    why = f"it names the token {token}, but an answer is text, and ends where its grammar does"
+    assert str(error) == f"structured.ebnf cannot be used: {why}; {LARK}"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('start: "<a>"', "<a>"),
+        ("start: /<[a-c]>/ // <a>", "<b>"),
+        ("start: A # <a>\nA: /[^\\/<]<a>/", "x<a>"),
+        ('start: "a\\"<b>"', 'a"<b>'),
+        ('root ::= "<b>" [^<>] "</b>"', "<b>x</b>"),
+        ('start: %json {"const": "<a>"}', '"<a>"'),
+    ],
+)
+def test_text_that_looks_like_a_token(compiled: Compile, tokenizer: Tokenizer, grammar: str, text: str) -> None:
+    assert accepts(compiled(StructuredOutput(ebnf=grammar)), tokenizer, text)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +221,98 @@ def _definition(tokenizer: Tokenizer, structured: StructuredOutput) -> str:
 )
 def test_what_is_short_comes_as_the_tokenizer_cuts_it(tokenizer: Tokenizer, structured: StructuredOutput) -> None:
     assert "no_forcing" not in _definition(tokenizer, structured)
+
+
+WORDS = "yes|([a-z]{1,10} ?){1,400}"
+
+
+@pytest.mark.parametrize(
+    "structured",
+    [
+        StructuredOutput(regex=f"{WORDS}"),
+        StructuredOutput(ebnf=f"start: /{WORDS}/"),
+        StructuredOutput.of_schema({"type": "string", "pattern": f"^({WORDS})$"}),
+    ],
+    ids=["regex", "ebnf", "json_schema"],
+)
+def test_what_one_answer_uses_up_is_no_others(  # S15
+    compiled: Compile, tokenizer: Tokenizer, structured: StructuredOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one shape: one that is open, and one that begins later, stand where they would if there were no other."""
+    monkeypatch.setattr(_llguidance, "_MOST_LEXER_STATES", 300)  # so that the test is short
+    used_up, beside, alone = (compiled(structured) for _ in range(3))
+    answer = tokenizer.encode('"yes"' if structured.json_schema else "yes")
+    seen = [alone.mask(), *(_after(alone, token) for token in answer)]
+    _use_up(used_up)
+    later = compiled(structured)
+    for state in (beside, later):
+        assert [state.mask(), *(_after(state, token) for token in answer)] == seen
+        assert state.error == ""
+        assert state.is_complete
+
+
+def _after(state: GrammarState, token: int) -> bytes:
+    assert state.accept((token,)) == 1, state.error
+    return state.mask()
+
+
+def _use_up(state: GrammarState) -> None:
+    """Draw until it cannot go on, again and again from the beginning."""
+    for seed in range(300):
+        copy, numbers = state.copy(), random.Random(seed)
+        for _ in range(150):
+            allowed = sorted(tokens_of(copy.mask()))
+            if copy.error:
+                return
+            if not copy.accept((numbers.choice(allowed),)):
+                break  # the end
+    raise AssertionError("it goes on")
+
+
+def _asked(compiler: HelperCompiler, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the child will have been asked to compile."""
+    call, asked = compiler._helper.call, []
+
+    def noted(request: dict[str, Any]) -> dict[str, Any]:
+        if "kind" in request:
+            asked.append(str(request["value"]))
+        return call(request)
+
+    monkeypatch.setattr(compiler._helper, "call", noted)
+    return asked
+
+
+def test_the_child_compiles_a_shape_once_and_failures_are_remembered(  # robustness 7: failures are cached
+    compiler: HelperCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _asked(compiler, monkeypatch)
+    for _ in range(3):
+        assert compiler.compile(StructuredOutput(regex="once")).exception(PATIENCE) is None
+    errors = [compiler.compile(StructuredOutput(regex="(once")).exception(PATIENCE) for _ in range(3)]
+    assert asked == ["once", "(once"]
+    assert len({(type(error), str(error)) for error in errors}) == 1
+    assert len(set(map(id, errors))) == 3, "each its own: whoever raises one adds to its traceback"
+
+
+def test_what_is_remembered_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = compiler_of(tokenizer, kept=2)
+    asked = _asked(compiler, monkeypatch)
+    try:
+        for regex in ("one", "two", "three", "three", "two", "one"):
+            assert compiler.compile(StructuredOutput(regex=regex)).exception(PATIENCE) is None
+    finally:
+        compiler.close()
+    assert asked == ["one", "two", "three", "one"]
+
+
+def test_what_is_no_grammars_fault_is_not_remembered(
+    own_compiler: HelperCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, unread = StructuredOutput(regex="a"), own_compiler._tokenizer
+    monkeypatch.setattr(own_compiler, "_tokenizer", lambda: 1 / 0)
+    assert isinstance(own_compiler.compile(shape).exception(PATIENCE), GrammarUnavailable)
+    monkeypatch.setattr(own_compiler, "_tokenizer", unread)
+    assert own_compiler.compile(shape).exception(PATIENCE) is None
 
 
 def test_it_goes_on_after_a_child_that_died(own_compiler: HelperCompiler) -> None:

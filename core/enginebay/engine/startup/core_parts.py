@@ -109,7 +109,13 @@ def core_parts(
 def _grammars(plan: Plan, runtime: Runtime, tokenizer: Tokenizer, *, agreed: bool) -> Grammars:
     """Nothing is loaded before the first request that has a grammar."""
     vocab_size, eos_token_ids = plan.model.vocab_size, frozenset(plan.model.eos_token_ids)
-    compiler = HelperCompiler(runtime, tokenizer=tokenizer.to_json, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    compiler = HelperCompiler(
+        runtime,
+        tokenizer=tokenizer.to_json,
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        measured=not agreed,
+    )
 
     def result(future: Future[GrammarState]) -> GrammarState:
         return runtime.wait(future, runtime.clock.now())
