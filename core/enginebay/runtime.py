@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -187,6 +188,10 @@ class Runtime:
     def wait(self, future: Future[T], deadline: float | None) -> T:
         """The future's result by ``deadline`` (monotonic seconds), else ``TimeoutError``."""
         return self.clock.wait_future(future, deadline)
+
+    def lock(self) -> AbstractContextManager[object]:
+        """A lock for what threads share, which whoever holds it may take again."""
+        return threading.RLock()
 
 
 class _SystemClock(Clock):

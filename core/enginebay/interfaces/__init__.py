@@ -49,6 +49,7 @@ from enginebay.interfaces._scheduler import (
     SchedulerContext,
     SchedulerLimits,
 )
+from enginebay.interfaces._status import StatusConflict, StatusSink, StatusSinkContext, Stored
 from enginebay.interfaces._worker_extension import WorkerExtensionContext
 
 __all__ = [
@@ -92,6 +93,10 @@ __all__ = [
     "SchedulerPlugin",
     "StartResult",
     "StartSpec",
+    "StatusConflict",
+    "StatusSink",
+    "StatusSinkContext",
+    "Stored",
     "Table",
     "WorkerChannel",
     "WorkerExit",

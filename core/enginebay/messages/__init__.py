@@ -1,9 +1,9 @@
 """What crosses a boundary: frozen, keyword-only, tensor-free structs that msgspec can encode.
 
-Seven subjects, one file each: what a client asks and gets (``requests``), what it asks of the engine beside
+Eight subjects, one file each: what a client asks and gets (``requests``), what it asks of the engine beside
 (``control``), what a step carries (``steps``), what the engine asks of a worker (``calls``), and of one that stands,
-beside steps (``life``), who the workers are (``workers``), what a front end in another process says (``front``), and
-what observers are told (``reports``). Import from here; the files behind are private.
+beside steps (``life``), who the workers are (``workers``), how their lives go (``status``), what a front end in another
+process says (``front``), and what observers are told (``reports``). Import from here; the files behind are private.
 """
 
 from enginebay.messages._calls import (
@@ -95,6 +95,17 @@ from enginebay.messages._requests import (
     TokenLogprob,
     Usage,
 )
+from enginebay.messages._status import (
+    OURS,
+    Condition,
+    Incarnation,
+    Phase,
+    Slot,
+    Stage,
+    StatusRecord,
+    Truth,
+    WorkerStatus,
+)
 from enginebay.messages._steps import (
     Committed,
     GrammarOutput,
@@ -121,6 +132,7 @@ from enginebay.messages._workers import (
 
 __all__ = [
     "FRONT_PROTOCOL",
+    "OURS",
     "AbortRequest",
     "AbortWeightUpdate",
     "Ack",
@@ -134,6 +146,7 @@ __all__ = [
     "CheckRequest",
     "Committed",
     "CompileOrWarmUpModel",
+    "Condition",
     "Control",
     "ControlDone",
     "Delta",
@@ -154,6 +167,7 @@ __all__ = [
     "Goodbye",
     "GrammarOutput",
     "Hello",
+    "Incarnation",
     "InitDevice",
     "InitWorker",
     "InitializeKVCache",
@@ -168,6 +182,7 @@ __all__ = [
     "ModelLoaded",
     "ModelRunnerOutput",
     "NewRequest",
+    "Phase",
     "Ping",
     "PluginIdentity",
     "PluginsLoaded",
@@ -194,11 +209,14 @@ __all__ = [
     "Shutdown",
     "Sleep",
     "SleepWorker",
+    "Slot",
+    "Stage",
     "StartPayload",
     "StartProfile",
     "StartWeightUpdate",
     "StartWorkerProfile",
     "Stats",
+    "StatusRecord",
     "StepReport",
     "StepResult",
     "StopEngine",
@@ -211,6 +229,7 @@ __all__ = [
     "ToFront",
     "TokenLogprob",
     "ToolSchema",
+    "Truth",
     "UpdateWeights",
     "Usage",
     "WakeUp",
@@ -220,5 +239,6 @@ __all__ = [
     "Welcome",
     "WorkerFailure",
     "WorkerInfo",
+    "WorkerStatus",
     "WorldPlan",
 ]

@@ -1,0 +1,58 @@
+"""Whether the process that wrote something still lives: by boot, pid namespace, pid and start, or it is not judged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Owner", "is_gone", "this_process"]
+
+
+class Owner(NamedTuple):
+    """A process for good: its pid in that namespace of that boot, and the clock ticks after boot at which it began."""
+
+    boot: str
+    namespace: str
+    pid: int
+    start_ticks: int
+
+
+def this_process() -> Owner:
+    """Ours."""
+    return Owner(_boot(), _namespace(), os.getpid(), _start_ticks(os.getpid()) or 0)
+
+
+def is_gone(owner: Owner) -> bool:
+    """Whether it is known that this process has ended; one of another pid namespace is not judged."""
+    if not owner.boot or owner.boot != _boot():
+        return bool(owner.boot and _boot())
+    if owner.namespace != _namespace() or not owner.start_ticks:
+        return False
+    return _start_ticks(owner.pid) != owner.start_ticks
+
+
+def _boot() -> str:
+    return _text("/proc/sys/kernel/random/boot_id")
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _start_ticks(pid: int) -> int | None:
+    """None: there is no such process. A zombie has ended, too."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in "ZX":
+        return None
+    return int(fields[19])
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,216 @@
+"""Brings what the book says to one sink: the newest of each worker, in one write, and again when it did not go.
+
+Owns what this sink has acknowledged. ``tick`` is called by one thread, which alone waits for sinks; it decides by the
+clock that it is given, and sleeps nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from enginebay.errors import in_words, is_interrupt, one_line
+from enginebay.interfaces import StatusConflict, StatusSink, Stored
+from enginebay.messages import Phase, StatusRecord, WorkerStatus
+from enginebay.status._merge import held_back, merged
+from enginebay.status._normal import same_content
+from enginebay.status.backoff import BackOff
+from enginebay.status.book import Entry, StatusBook
+
+__all__ = ["FULL_PASS", "SinkHealth", "SinkSync"]
+
+_LOG = logging.getLogger(__name__)
+
+FULL_PASS: Final = 10.0
+"""Seconds between passes that also look whether the sink still says what we said."""
+_WINDOW: Final = 1.0
+"""Changes that are not urgent are told at most once in so many seconds."""
+_TRIES: Final = 3
+"""Writes of one record within a pass, where others write to it at the same time."""
+_AGAIN = BackOff(first=0.5, most=30.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkHealth:
+    """How a sink does: failed calls in a row, what the last one said, and records that it has not acknowledged."""
+
+    name: str
+    failures: int
+    error: str
+    behind: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one incarnation's record in the sink: ``version`` was acknowledged, and of ``held_back`` all but
+    its end was written, which is told when it is one."""
+
+    tag: str = ""
+    version: int = 0
+    held_back: int = 0
+    record: StatusRecord | None = None
+    written: float = float("-inf")
+
+
+class SinkSync:
+    """One sink's thread of the story. Not thread-safe: one thread calls ``tick``."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: StatusSink[Any],
+        book: StatusBook,
+        *,
+        now: Callable[[], float],
+        draw: Callable[[], float],
+        acknowledged: Callable[[StatusRecord, float], None] = lambda record, waited: None,
+    ) -> None:
+        """``draw``: 0 to 1, for the jitter. ``acknowledged``: told of each record and of how long its change waited."""
+        self.name = name
+        self._sink, self._book = sink, book
+        self._now, self._draw, self._acknowledged = now, draw, acknowledged
+        self._owners = book.owners
+        self._seen: dict[str, _Seen] = {}
+        self._failures = 0
+        self._error = ""
+        self._retry_at = float("-inf")
+
+    def health(self) -> SinkHealth:
+        """From any thread."""
+        behind = sum(self._behind(entry) for entry in self._book.entries())
+        return SinkHealth(name=self.name, failures=self._failures, error=self._error, behind=behind)
+
+    def due(self) -> float | None:
+        """When ``tick`` has something to do by itself, in seconds of the clock: a retry, or a change held for its
+        window; None: nothing before the next change or full pass."""
+        waiting = [entry for entry in self._book.entries() if self._behind(entry)]
+        if not waiting:
+            return None
+        return max(self._retry_at, min(self._may_go(entry) for entry in waiting))
+
+    def tick(self, *, full: bool = False) -> None:
+        """Write what is not acknowledged; ``full``: and what others have changed. Raises nothing of the sink's."""
+        if self._now() < self._retry_at:
+            return
+        try:
+            for entry in self._book.entries():
+                if self.name in entry.done:
+                    continue
+                if self._behind(entry):
+                    if full or self._may_go(entry) <= self._now():
+                        self._write(entry)
+                elif full:
+                    self._reconcile(entry)
+                self._let_go(entry)
+            if full:
+                self._forget()
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            self._failed(error)
+            return
+        if self._failures:
+            _LOG.info("status sink %s takes statuses again", self.name)
+        self._failures, self._error = 0, ""
+
+    def _failed(self, error: BaseException) -> None:
+        self._failures += 1
+        self._error = one_line(in_words(error), 300)
+        self._retry_at = self._now() + _AGAIN.after(self._failures, self._draw())
+        if self._failures == 1:
+            _LOG.warning("status sink %s: %s; it is tried again", self.name, self._error)
+
+    def _behind(self, entry: Entry) -> bool:
+        seen = self._seen.get(entry.status.incarnation.id)
+        told = self.name in entry.done
+        return not told and (seen is None or max(seen.version, seen.held_back) < entry.record.version)
+
+    def _may_go(self, entry: Entry) -> float:
+        seen = self._seen.get(entry.status.incarnation.id)
+        if seen is None or seen.record is None or _urgent(seen.record.status, entry.status):
+            return float("-inf")
+        return seen.written + _WINDOW
+
+    def _write(self, entry: Entry) -> None:
+        local, key = entry.record, entry.status.incarnation.id
+        seen = self._seen.setdefault(key, _Seen())
+        for _ in range(_TRIES):
+            remote = None if seen.record is None else seen.record.status
+            if held_back(local.status):
+                seen.held_back = local.version
+                if remote is None:
+                    return
+            record = replace(local, status=merged(remote, local.status, self._owners))
+            if held_back(local.status):
+                record = replace(record, finished=False)
+            try:
+                if seen.record is None or not _equal(seen.record, record):
+                    seen.tag = self._sink.write(record, seen.tag)
+            except StatusConflict as conflict:
+                if not self._resolve(local, conflict.held, seen):
+                    return
+                continue
+            seen.record, seen.written = record, self._now()
+            if not held_back(local.status):  # else its end is not told, and must be once it is one
+                seen.version = local.version
+                self._acknowledged(local, self._now() - entry.changed)
+            return
+        raise RuntimeError(f"the record of {local.status.slot.name} changed {_TRIES} times while it was written")
+
+    def _resolve(self, local: StatusRecord, held: Stored | None, seen: _Seen) -> bool:
+        """The slot holds something else than was thought: whether to write over it."""
+        if held is None:
+            seen.tag, seen.record = "", None
+            return True
+        other, own = held.record.status.incarnation, local.status.incarnation
+        seen.tag, seen.record = held.tag, held.record if other.id == own.id else None
+        if other.id != own.id and other.order >= own.order:
+            self._book.drop(own.id)  # a successor stands there, and what is late of this one is nobody's business
+            del self._seen[own.id]
+            return False
+        return True
+
+    def _reconcile(self, entry: Entry) -> None:
+        """We are the source: what differs there from what we wrote is written again; others' conditions are theirs."""
+        key = entry.status.incarnation.id
+        seen, held = self._seen[key], self._sink.read(entry.status.slot)
+        if held is not None and held.tag == seen.tag:
+            return
+        same = held is not None and held.record.status.incarnation.id == key
+        if same and held is not None and same_content(held.record.status, entry.status, owners=self._owners):
+            seen.tag, seen.record = held.tag, held.record
+            return
+        if self._resolve(entry.record, held, seen):
+            self._write(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        """The record of a worker of which nothing is left is removed, once the sink has acknowledged its end."""
+        key, record = entry.status.incarnation.id, entry.record
+        seen = self._seen.get(key)
+        if not record.finished or self.name in entry.done or seen is None or seen.version < record.version:
+            return
+        self._sink.remove(record.status.slot, key)
+        self._book.let_go(key, self.name)
+
+    def _forget(self) -> None:
+        known = {entry.status.incarnation.id for entry in self._book.entries()}
+        for gone in [key for key in self._seen if key not in known]:
+            del self._seen[gone]
+
+
+_AT_ONCE: Final = frozenset({Phase.READY, Phase.DEGRADED, Phase.TERMINATING, Phase.RECLAIMING})
+
+
+def _urgent(told: WorkerStatus, now: WorkerStatus) -> bool:
+    """Whether nobody should hear late of what has changed: a beginning or end of service, or of all."""
+    return told.phase is not now.phase and (now.phase.terminal or now.phase in _AT_ONCE)
+
+
+def _equal(one: StatusRecord, other: StatusRecord) -> bool:
+    """Whether nothing would change in the sink but a number or a sign of life."""
+    owners = frozenset(condition.owner for condition in (*one.status.conditions, *other.status.conditions))
+    return one.finished == other.finished and same_content(one.status, other.status, owners=owners)

@@ -1,0 +1,255 @@
+"""One sink and the book: one write of the newest, again when it did not go, and nothing over what is another's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from enginebay.messages import Condition, Phase, StatusRecord, Truth
+from enginebay.status import StartSample, StartTracker
+from support.status import SLOT, Stand, status
+
+READY = Phase.READY
+
+
+def test_three_changes_are_one_write() -> None:  # T4
+    stand = Stand()
+    assert stand.tell(status(Phase.STARTING), status(Phase.LOADING), status(READY)) == 1
+    assert stand.sink.shown().phase is READY
+
+
+def test_a_late_status_is_not_written_over_a_successor() -> None:  # T5
+    stand, other = Stand(), Stand()
+    stand.tell(status(READY, inc="b"))
+    other.sink = stand.sink
+    other.sync._sink = stand.sink
+    assert other.tell(status(Phase.DEGRADED, inc="a")) == 0
+    assert other.book.get("a") is None
+    assert stand.sink.shown().incarnation.id == "b"
+
+
+def test_a_successor_is_written_over_what_was_there() -> None:
+    stand, other = Stand(), Stand()
+    stand.tell(status(READY, inc="a"))
+    other.sync._sink = other.sink = stand.sink
+    assert other.tell(status(READY, inc="b")) == 1
+    assert stand.sink.shown().incarnation.id == "b"
+
+
+def test_a_delete_does_not_touch_a_successor() -> None:  # T7
+    stand = Stand()
+    stand.tell(status(READY, inc="a"))
+    stand.sink.write(StatusRecord(status=status(READY, inc="b"), version=1), stand.sink.read(SLOT).tag)  # type: ignore[union-attr]
+    stand.sink.remove(SLOT, "a")
+    assert stand.sink.shown().incarnation.id == "b"
+
+
+def test_a_record_goes_once_its_end_is_acknowledged() -> None:  # T15
+    stand = Stand()
+    stand.tell(status(READY))
+    stand.book.terminate("a", exit_code=1)
+    stand.sync.tick()
+    assert (stand.sink.shown().phase, stand.sink.removed) == (Phase.RECLAIMING, [])  # T14
+    stand.book.end("a", asked=False)
+    stand.sink.error = OSError("down")
+    stand.sync.tick()
+    assert stand.book.get("a") is not None
+    stand.sink.error, stand.now = None, 200.0
+    stand.sync.tick()
+    assert [one.status.phase for one in stand.sink.history] == [READY, Phase.RECLAIMING, Phase.FAILED]
+    assert (stand.sink.removed, stand.sink.records(), stand.book.get("a")) == (["a"], [], None)
+
+
+def test_a_sink_that_was_down_gets_the_last_state_in_one_write() -> None:  # T17
+    stand = Stand()
+    stand.tell(status(Phase.STARTING))
+    stand.sink.error = OSError("no route")
+    calls = []
+    for number in range(1000):
+        stand.now += 0.125
+        stand.book.set(status(READY if number % 2 else Phase.DEGRADED, message=str(number)))
+        before = stand.sink.calls
+        stand.sync.tick()
+        if stand.sink.calls > before:
+            calls.append(stand.now)
+    gaps = [b - a for a, b in itertools.pairwise(calls)]
+    assert gaps[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert max(gaps) <= 30.0
+    health = stand.sync.health()
+    assert (health.error, health.behind) == ("OSError: no route", 1)
+    assert health.failures == len(calls)
+    stand.sink.error, stand.now = None, stand.now + 31
+    assert stand.tell() == 1
+    assert stand.sink.shown().message == "999"
+    assert stand.sync.health().failures == stand.sync.health().behind == 0
+
+
+def test_what_somebody_else_wrote_is_put_right_and_their_conditions_stay() -> None:  # T18
+    stand = Stand()
+    stand.tell(status(READY))
+    theirs = Condition(kind="Drained", truth=Truth.FALSE, owner="operator")
+    stand.sink.edit(lambda one: replace(one, phase=Phase.LOADING, conditions=(*one.conditions, theirs)))
+    stand.sync.tick()
+    assert stand.sink.shown().phase is Phase.LOADING
+    stand.sync.tick(full=True)
+    assert stand.sink.shown().phase is READY
+    assert stand.sink.shown().condition("Drained", "operator") == theirs
+    calls = len(stand.sink.history)
+    stand.sync.tick(full=True)
+    assert len(stand.sink.history) == calls
+
+
+def test_a_record_that_was_deleted_is_written_again() -> None:
+    stand = Stand()
+    stand.tell(status(READY))
+    stand.sink.remove(SLOT, "a")
+    stand.sync.tick(full=True)
+    assert stand.sink.shown().phase is READY
+
+
+@pytest.mark.parametrize("error", [OSError("x"), RuntimeError("y"), ValueError("z"), MemoryError()])
+def test_whatever_a_sink_raises_is_tried_again(error: BaseException) -> None:  # T21
+    stand = Stand()
+    stand.sink.error = error
+    stand.tell(status(READY))
+    stand.sink.error, stand.now = None, 130.0
+    assert stand.tell() == 1
+
+
+def test_an_interrupt_goes_on() -> None:
+    stand = Stand()
+    stand.sink.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        stand.tell(status(READY))
+
+
+def test_acknowledged_versions_of_the_unknown_are_dropped() -> None:  # T25
+    stand = Stand()
+    stand.tell(status(READY, inc="a"))
+    stand.book.keep_only([])
+    stand.book.set(status(READY, inc="b"))
+    stand.sync.tick()
+    assert set(stand.sync._seen) == {"a", "b"}
+    stand.sync.tick(full=True)
+    assert set(stand.sync._seen) == {"b"}
+
+
+def test_an_end_that_may_not_be_one_is_told_when_it_is() -> None:  # T27
+    stand = Stand()
+    alive = Condition(kind="ProcessAlive", truth=Truth.UNKNOWN)
+    stand.tell(status(READY, conditions=(alive,)))
+    assert stand.tell(status(Phase.FAILED, reason="Hung", conditions=(alive,)), full=True) == 0
+    assert stand.sink.shown().phase is READY
+    assert stand.sync.due() is None  # nothing turns in vain
+    stand.book.terminate("a", signal=9)
+    stand.sync.tick()
+    assert (stand.sink.shown().phase, stand.sink.shown().reason) == (Phase.FAILED, "Hung")
+
+
+def test_chatter_is_told_once_in_a_window() -> None:  # T28
+    stand = Stand()
+    writes = 0
+    for percent in range(100):
+        writes += stand.tell(status(Phase.LOADING, message=f"{percent} %"))
+        stand.now += 0.05
+    assert writes == 5
+    due = stand.sync.due()
+    assert due is not None
+    assert stand.now < due <= stand.now + 1.0
+    assert stand.tell(status(READY)) == 1
+    assert stand.tell(status(Phase.TERMINATING)) == 1
+    stand.book.terminate("a", exit_code=0)
+    stand.book.end("a", asked=True)
+    assert stand.tell() == 1
+
+
+def test_the_wait_is_that_of_the_acknowledged_change() -> None:
+    stand = Stand()
+    stand.tell(status(Phase.LOADING))
+    stand.now += 50
+    stand.book.set(status(READY))
+    stand.now += 2
+    stand.sync.tick()
+    assert [(record.version, waited) for record, waited in stand.latencies] == [(1, 0.0), (2, 2.0)]
+
+
+def test_one_sample_for_each_start() -> None:  # T24
+    stand, samples = Stand(), list[StartSample]()
+    tracker = StartTracker(lambda status, sample: samples.append(sample))
+    stand.sync._acknowledged = lambda record, waited: tracker.acknowledged(record)
+    times = [(0, Phase.STARTING), (0.5, Phase.INIT_DEVICE), (1, Phase.LOADING), (41, Phase.WARMUP), (45, READY)]
+    for at, phase in times:
+        stand.now = 100.0 + at
+        stand.tell(status(phase))
+    for phase in (Phase.DEGRADED, READY):
+        stand.now += 10
+        stand.tell(status(phase))
+    (sample,) = samples
+    assert dict(sample.stages) == {
+        Phase.STARTING: 0.5,
+        Phase.INIT_DEVICE: 0.5,
+        Phase.LOADING: 40.0,
+        Phase.WARMUP: 4.0,
+    }
+    assert (sample.total, sample.without_weights) == (45.0, 5.0)
+
+
+def test_a_worker_that_was_ready_before_gives_no_sample() -> None:
+    stand, samples = Stand(), list[StartSample]()
+    tracker = StartTracker(lambda status, sample: samples.append(sample))
+    stand.sync._acknowledged = lambda record, waited: tracker.acknowledged(record)
+    stand.tell(status(READY))
+    assert not samples
+
+
+_EVENTS = st.sampled_from(["change", "tick", "full", "down", "up", "edit", "delete", "die", "end", "next", "later"])
+
+
+@given(st.lists(_EVENTS, max_size=40))
+def test_whatever_happens_the_sink_says_in_the_end_what_the_book_says(events: list[str]) -> None:
+    stand, generation = Stand(), 0
+    stand.book.set(status(READY))
+    for number, event in enumerate(events):
+        inc = chr(ord("a") + generation)
+        match event:
+            case "change" if (held := stand.book.get(inc)) is not None:
+                stand.book.set(replace(held, message=str(number)))
+            case "tick" | "full":
+                stand.sync.tick(full=event == "full")
+            case "down":
+                stand.sink.error = OSError("down")
+            case "up":
+                stand.sink.error = None
+            case "edit" if stand.sink.records():
+                stand.sink.edit(lambda one: replace(one, message="edited"))
+            case "delete" if stand.sink.records():
+                stand.sink._held.clear()
+            case "die":
+                stand.book.terminate(inc, signal=9)
+            case "end":
+                stand.book.terminate(inc, signal=9)
+                stand.book.end(inc, asked=False)
+            case "next" if generation < 20:
+                stand.book.terminate(inc, signal=9)
+                stand.book.end(inc, asked=False)
+                generation += 1
+                stand.book.set(status(READY, inc=chr(ord("a") + generation)))
+            case "later":
+                stand.now += 7.0
+        assert len(stand.book.entries()) <= 1
+    stand.sink.error = None
+    for _ in range(3):
+        stand.now += 60.0
+        stand.sync.tick(full=True)
+    assert stand.sync.health().behind == 0
+    entries = stand.book.entries()
+    if entries:
+        shown, said = stand.sink.shown(), entries[0].status
+        assert (shown.phase, shown.message, shown.incarnation) == (said.phase, said.message, said.incarnation)
+    else:
+        assert not stand.sink.records()
+    assert stand.sync.due() is None
