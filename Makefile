@@ -7,13 +7,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 TRACE  := $(VENV)/demo-trace.jsonl
 PYTEST_ARGS ?=
+FAULTS ?= 100
+CHAOS_MODEL ?= tiny
 
 # each version that we install directly is in constraints.txt, also that of the build backend
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kernels demo test check bench bench-peers bench-scheduler bench-size bench-transport clean
+.PHONY: help setup model kernels demo test check chaos bench bench-peers bench-scheduler bench-size bench-transport clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -57,6 +59,10 @@ check: $(STAMP)  ## lint, formatting, types, import layers
 # less bench-peers and bench-size: they take long, want a quiet machine, and one writes into docs
 bench: model  ## measure, with the figures printed
 	@$(BIN)/python -m pytest -m bench -s --ignore=tests/benchmarks/test_peers.py --ignore=tests/benchmarks/test_size.py $(PYTEST_ARGS)
+
+# with a small real model by default; CHAOS_MODEL=fake is fast, and may be a model's folder; it goes on where it was ended
+chaos: $(STAMP)  ## kill and stop workers under load, FAULTS=100 times, and compare what the engine answers
+	@PYTHONPATH=tests $(BIN)/python -P -m support.chaos_soak --faults $(FAULTS) --model $(CHAOS_MODEL) --state $(VENV)/chaos
 
 # beside vLLM's queue when PEERS_HOME (what tests/benchmarks/peers/setup.sh built) is set
 bench-transport: $(STAMP)  ## measure a call to worker processes and its answer

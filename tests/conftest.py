@@ -34,6 +34,11 @@ RUN = Path(tempfile.mkdtemp(prefix="eb-"))
 os.environ["ENGINEBAY_RUN"] = str(RUN)
 atexit.register(shutil.rmtree, RUN, ignore_errors=True)
 
+# what engines leave to be looked at later, statuses among it, is not put among the developer's own
+STATE = Path(tempfile.mkdtemp(prefix="eb-state-"))
+os.environ["ENGINEBAY_STATE"] = str(STATE)
+atexit.register(shutil.rmtree, STATE, ignore_errors=True)
+
 # a shell starts what it puts into the background deaf to Ctrl-C, and children inherit that: tests are about hearing it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         GraphPass,
         RunnerPlugin,
         SchedulerPlugin,
+        StatusSinkPlugin,
         WorkerExtensionPlugin,
     )
     from enginebay.kvcache import CacheEventBatch
@@ -42,6 +43,11 @@ def enginebay_register_runners() -> list[RunnerPlugin[Any]]:  # type: ignore[emp
 @hookspec
 def enginebay_register_schedulers() -> list[SchedulerPlugin[Any]]:  # type: ignore[empty-body]  # a specification
     """Return the schedulers of this module. Called in the engine's process. Import nothing heavy. API 1.0."""
+
+
+@hookspec
+def enginebay_register_status_sinks() -> list[StatusSinkPlugin[Any]]:  # type: ignore[empty-body]  # a specification
+    """Return the status sinks of this module. Called in the engine's process. Import nothing heavy. API 1.2."""
 
 
 @hookspec

@@ -11,7 +11,8 @@ import pytest
 from support.repository import CORE, PLUGINS, pyproject, sources
 
 BUILT_IN = {name for entries in pyproject()["project"]["entry-points"].values() for name in entries}
-NAMES = BUILT_IN | {"mp", "ray", "external_launcher", "v2", "priority", "fair"}
+WORDS = {"http", "memory"}  # the names of sinks that are words for much else
+NAMES = (BUILT_IN | {"mp", "ray", "external_launcher", "v2", "priority", "fair"}) - WORDS
 SIMULATED = [CORE / name for name in ("engine", "scheduling", "kvcache")]
 FRONT_ENDS = {"client.py", "llm.py", "async_llm.py", "async_llm_control.py"}
 

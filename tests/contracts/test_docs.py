@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -100,6 +101,7 @@ def test_flags_exist() -> None:
         ("schedulers.md", "scheduler", "sjf", ""),
         ("runners.md", "runner", "sum", ""),
         ("executors.md", "executor", "popen", HEART),
+        ("status.md", "status-sink", "folder", ""),
         pytest.param("executors.md", "executor", "popen", "", marks=pytest.mark.soak),
     ],
 )
@@ -115,11 +117,13 @@ def test_what_a_page_builds_passes_the_conformance_kit(
     about = tmp_path / f"{module}-0.1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1.0\n")
-    (about / "entry_points.txt").write_text(f"[enginebay.{kind}s]\n{name} = {module}.plugin\n")
+    (about / "entry_points.txt").write_text(f"[enginebay.{kind.replace('-', '_')}s]\n{name} = {module}.plugin\n")
+    options = {"folder": str(tmp_path / "kept")} if kind == "status-sink" else {}
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "enginebay.testing.plugin"),
             *("--pyargs", "enginebay.testing.suite", f"--{kind}", name, "--model", str(smollm2), "-k", only),
+            *("--status-options", json.dumps(options)),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

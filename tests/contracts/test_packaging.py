@@ -28,7 +28,8 @@ def test_plugin_folders_are_in_every_list() -> None:
     assert sorted(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == sorted(expected)
     assert sorted(PROJECT["tool"]["mypy"]["packages"]) == sorted(["enginebay", *FOLDERS])
     assert sorted(PROJECT["tool"]["importlinter"]["root_packages"]) == sorted(["enginebay", *FOLDERS])
-    assert sorted(module.split(".")[0] for _, _, module in ENTRY_POINTS) == sorted(FOLDERS)
+    tops = [module.split(".")[0] for _, _, module in ENTRY_POINTS]
+    assert sorted(top for top in tops if top != "enginebay") == sorted(FOLDERS)  # some stand in the core itself
 
     [layers] = [c for c in PROJECT["tool"]["importlinter"]["contracts"] if c["name"].startswith("Plugins stand above")]
     assert sorted(layers["layers"][0].split(" | ")) == sorted(FOLDERS)

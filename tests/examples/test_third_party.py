@@ -65,6 +65,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
             *(EXAMPLES / f"third_party_{one}_scheduler" for one in SCHEDULERS),
             EXAMPLES / "third_party_runner",
             EXAMPLES / "third_party_graph_pass",
+            EXAMPLES / "third_party_status_sink",
         ],
     )
     made.python("-c", MODEL)
@@ -78,7 +79,9 @@ def test_they_are_found_beside_the_built_in_ones(outside: Outside) -> None:
         *(("scheduler", one, f"enginebay-{one}") for one in SCHEDULERS),
         ("runner", "abacus", "enginebay-abacus"),
         ("worker extension", "fold_repeats", "enginebay-fold-repeats"),
+        ("status sink", "pod_conditions", "enginebay-pod-conditions"),
         *(("scheduler", one, "enginebay") for one in ("fair", "fcfs", "priority")),
+        *(("status sink", one, "enginebay") for one in ("http", "memory", "sqlite")),
     } <= listed
 
 
@@ -88,7 +91,9 @@ def test_enginebay_itself_comes_from_its_wheel(outside: Outside) -> None:
 
 
 def test_check_names_their_packages(outside: Outside) -> None:
-    printed = outside.enginebay("check", "--config", "engine.toml")
+    sink = ("--set", 'status.sinks=["pod_conditions"]', "--set", "status.pod_conditions.pod=engine-0")
+    printed = outside.enginebay("check", "--config", "engine.toml", *sink)
+    assert re.search(r"status sink pod_conditions +pod = engine-0, .* enginebay-pod-conditions 0\.1\.0; --set", printed)
     assert "enginebay-sjf 0.1.0; engine.toml" in printed
     assert re.search(r"scheduler ageing +5\.0 +engine\.toml", printed)
     assert "enginebay-abacus 0.1.0; engine.toml" in printed
@@ -142,6 +147,13 @@ def test_their_own_tests_pass(outside: Outside) -> None:
     assert re.search(r"^15 passed, \d+ deselected", printed, re.MULTILINE)
 
 
+def test_the_status_sinks_own_tests_pass(outside: Outside) -> None:
+    """With the suite, for which they start a server."""
+    folder = EXAMPLES / "third_party_status_sink"
+    printed = outside.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder, folder)
+    assert re.search(r"^\d+ passed in", printed, re.MULTILINE)
+
+
 def test_their_graph_pass_rewrites_a_module(outside: Outside) -> None:
     (outside.folder / "nets.py").write_text(NET)
     named = ("graph", "nets:Net", "--path", ".", "--set", 'worker.extensions=["fold_repeats"]', "--json")
@@ -157,7 +169,7 @@ def test_the_policies_are_short(scheduler: str) -> None:
 
 
 def test_the_examples_have_a_readme_and_a_test() -> None:
-    for package in ("runner", "graph_pass", *(f"{one}_scheduler" for one in SCHEDULERS)):
+    for package in ("runner", "graph_pass", "status_sink", *(f"{one}_scheduler" for one in SCHEDULERS)):
         folder: Path = EXAMPLES / f"third_party_{package}"
         assert (folder / "README.md").stat().st_size > 500
         assert list((folder / "tests").glob("test_*.py"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from enginebay.engine.admission.admit import Ask
 from enginebay.engine.core import EngineCore
@@ -53,8 +53,9 @@ class _Stream:
 class Clients:
     """All clients of one run. Streams are kept by (client's id, choice)."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, told: Callable[[str, RequestOutput], None]) -> None:
+        """``told``: called with the row of each output."""
+        self._core, self._told = core, told
         self.streams: dict[tuple[str, int], _Stream] = {}
         self._ready: list[_Stream] = []
         self._guesses: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
@@ -125,6 +126,7 @@ class Clients:
                 raise Violation(f"{output.request_id} was aborted, and gets {output}")
             if output.offset != stream.num_sent:
                 raise Violation(f"{output.request_id}: offset {output.offset} after {stream.num_sent} tokens")
+            self._told(stream.row_id, output)
             if output.error == "deadline" and now < stream.deadline:
                 raise Violation(f"{output.request_id} ends at {now} by its deadline, which is {stream.deadline}")
             if not stream.pending:
@@ -150,8 +152,11 @@ class Clients:
             if delta.prompt_logprobs:
                 stream.prompt_logprobs += [entry.logprob for entry in delta.prompt_logprobs]
 
-    def check_end(self, faulty: set[str]) -> None:
-        """Each request ended once, and as it had to; ``faulty`` are the rows that the runner failed."""
+    def check_end(self, faulty: set[str], *, died: bool) -> None:
+        """Each request ended once, and as it had to; ``faulty`` are the rows that the runner failed.
+
+        ``died``: the engine has, and all that had not ended by then has ended with it.
+        """
         for (request_id, choice), stream in self.streams.items():
             if stream.finish in (FinishReason.STOP, FinishReason.LENGTH):
                 got = Answer(
@@ -164,8 +169,15 @@ class Clients:
                 if got != stream.expected:
                     raise Violation(f"{request_id}/{choice} got {got} instead of {stream.expected}")
             elif stream.finish is None:
+                if died:
+                    continue
                 raise Violation(f"{request_id}/{choice} never ended")
-            elif not stream.aborted and stream.error != "deadline" and stream.row_id not in faulty:
+            elif (
+                not stream.aborted
+                and stream.error != "deadline"
+                and stream.row_id not in faulty
+                and not (stream.error or "").startswith("the workers were lost")  # which Lives has judged
+            ):
                 raise Violation(f"{request_id}/{choice} ended with {stream.finish}: {stream.error}")
 
     @property

@@ -128,8 +128,8 @@ class Pending:
 class SimExecutor(Executor[NoOptions]):
     """One worker behind a line that is as bad as the plan says. ``log`` is told of every event.
 
-    ``tick`` is called between any two events, ``on_send`` with each schedule before it is sent. Calls and answers
-    cross by ``wire``.
+    ``tick`` is called between any two events, ``poisoned`` when the worker dies of one of the requests in ``poison``,
+    ``on_send`` with each schedule before it is sent. Calls and answers cross by ``wire``.
     """
 
     def __init__(
@@ -141,6 +141,8 @@ class SimExecutor(Executor[NoOptions]):
         *,
         wire: Wire,
         tick: Callable[[], None],
+        poison: frozenset[str],
+        poisoned: Callable[[], None],
         on_send: Callable[[SchedulerOutput, Pending], None],
         log: Callable[[tuple[object, ...]], None],
     ) -> None:
@@ -150,6 +152,7 @@ class SimExecutor(Executor[NoOptions]):
         self._faults = faults
         self._wire = wire
         self._tick = tick
+        self._poison, self._poisoned = poison, poisoned
         self._on_send = on_send
         self._log = log
         self._pending: dict[int, Pending] = {}
@@ -159,7 +162,6 @@ class SimExecutor(Executor[NoOptions]):
         self.num_calls = 0
         self.num_struck = 0
         self.num_silenced = 0
-        self.stopped = False
         self.faulty: set[str] = set()
 
     def start(self, spec: StartSpec) -> StartResult:
@@ -169,7 +171,7 @@ class SimExecutor(Executor[NoOptions]):
         return ExecutorHealth(alive=True)
 
     def stop(self, deadline: float) -> None:
-        self.stopped = True
+        self._spawner.kill()
 
     @property
     def pending(self) -> Iterable[Pending]:
@@ -200,6 +202,10 @@ class SimExecutor(Executor[NoOptions]):
     def _work(self, pending: Pending) -> None:
         self._tick()
         worker, fault = pending.worker, pending.fault
+        if worker.alive and self._poison and isinstance(pending.call, ExecuteModel):
+            clients = {one.partition("#")[0] for one in pending.call.scheduler_output.num_scheduled_tokens}
+            if clients & self._poison:
+                self._poisoned()
         if not worker.alive:
             return
         kind = "" if fault is None else fault.kind

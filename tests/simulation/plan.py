@@ -21,7 +21,8 @@ MAX_MODEL_LEN = 48
 class Want(Struct, kw_only=True):
     """One request: when it comes (fake seconds), what it asks, and at which tick its client cancels it (0: never).
 
-    ``shaped``: it draws under a grammar, so that its steps take two calls.
+    ``shaped``: it draws under a grammar, so that its steps take two calls. ``poison``: the worker dies of each step
+    that it is in.
     """
 
     at: float
@@ -41,6 +42,7 @@ class Want(Struct, kw_only=True):
     timeout: float | None = None
     cancel: int = 0
     shaped: bool = False
+    poison: bool = False
 
 
 class Fault(Struct, kw_only=True):
@@ -94,6 +96,12 @@ class Plan(Struct, kw_only=True):
     """The reader takes what waits for it at every so many turns."""
     stages: int = 1
     """The scheduler is told that so many pipeline stages can work at the same time; never more than ``depth``."""
+    budget: int = 0
+    """So many restarts are allowed, and a start that fails twice in the same way is the end; 0: any number of both."""
+    sink_faults: tuple[int, ...] = ()
+    """The calls of the status sink that fail, from 1 on."""
+    stuck: float = 0.0
+    """For so many seconds what a stopped worker had taken is not free; after 30 its slot is given up."""
 
 
 def make_plan(seed: int) -> Plan:
@@ -159,6 +167,14 @@ def make_plan(seed: int) -> Plan:
     if chance_of_more > 0.88:
         for want in wants:
             want.shaped = uniform() < 0.6 and not want.ignore_eos  # which admission refuses together
+    if uniform() < 0.06:
+        for _ in range(1 if uniform() < 0.8 else 2):
+            wants[below(len(wants))].poison = True
+        for want in wants:
+            want.at += 20.0 * max(0.0, uniform() - 0.5)  # some come while another is suspected
+    budget = 1 + below(5) if uniform() < 0.08 else 0
+    sink_faults = tuple([1 + below(12) for _ in range(1 + below(6))]) if uniform() < 0.1 else ()
+    stuck = (2.0, 10.0, 45.0)[below(3)] if uniform() < 0.04 else 0.0
     need = max(len(want.prompt) + want.max_tokens for want in wants)
     fewest = -(-need // block_size)
     return Plan(
@@ -176,4 +192,7 @@ def make_plan(seed: int) -> Plan:
         codec=uniform() < 0.06,
         reader=1 if uniform() < 0.4 else 2 + below(5),
         stages=depth if uniform() < 0.5 else 1,
+        budget=budget,
+        sink_faults=sink_faults,
+        stuck=stuck,
     )

@@ -14,14 +14,13 @@ from enginebay.engine.core import EngineCore
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.replies import Generation
 from enginebay.engine.watch import WorkerWatch
-from enginebay.errors import WorkerLost
+from enginebay.errors import WorkerHung, WorkerLost
 from enginebay.interfaces import (
     BatchConstraints,
     ExecutorContext,
     NoOptions,
     SchedulerContext,
     SchedulerLimits,
-    WorkerExit,
 )
 from enginebay.kvcache import KVCacheManager
 from enginebay.messages import ExecuteModel, RequestSummary, SchedulerOutput, StepReport
@@ -31,6 +30,7 @@ from simulation.clients import Clients
 from simulation.clock import SimClock
 from simulation.grammars import MAX_DRAFTS, grammars_of
 from simulation.invariants import Blocks, check_quiet, check_refill, check_requests, check_schedule, writes_of
+from simulation.lives import Lives
 from simulation.network import BYTES, OBJECTS, NoTransport, Pending, SimExecutor, SimSpawner
 from simulation.plan import EOS, MAX_MODEL_LEN, VOCAB, Plan
 from simulation.policies import POLICIES
@@ -40,7 +40,6 @@ from simulation.workers import FakeWorker, Violation
 __all__ = ["Outcome", "World", "run_plan"]
 
 STEP_TIMEOUT = 10.0
-RESPAWN_SECONDS = 2.0
 MOST_TURNS = 2000
 """A run with finite faults is over long before, even if its turns take no time."""
 
@@ -109,23 +108,32 @@ class World:
             unwrap=wire.unwrap,
             next_call_id=self.generation.next_call_id,
             generation=lambda: self.generation.current,
-            worker_exited=self.watch.exited,
         )
         self.blocks = Blocks()
         self.num_ticks = 0
-        self.num_deaths = 0
-        self.num_respawns = 0
         self.last_generation = 0
         self.deaths = {fault.at: fault.delay for fault in plan.faults if fault.kind == "die"}
         self.cancels = {want.cancel: index for index, want in enumerate(plan.wants) if want.cancel}
         self.happenings = {*self.deaths, *self.cancels}
-        self.executor = SimExecutor(
+        self.lives = Lives(
+            plan,
+            self.clock,
+            self.runtime,
+            self.spawner,
+            self.generation,
+            self.watch,
+            tick=self.tick,
+            log=self.log.append,
+        )
+        self.executor = self.lives.executor = SimExecutor(
             context,
             self.clock,
             self.spawner,
             {fault.at: fault for fault in plan.faults if fault.kind != "die"},
             wire=wire,
             tick=self.tick,
+            poison=frozenset(f"r{index}" for index, want in enumerate(plan.wants) if want.poison),
+            poisoned=self.lives.poisoned,
             on_send=self.on_send,
             log=self.log.append,
         )
@@ -152,16 +160,16 @@ class World:
                 generation=self.generation,
                 in_force={},
                 watch=self.watch,
+                roster=self.lives.roster,
                 step_timeout=STEP_TIMEOUT,
                 depth=plan.depth,
                 grammars=grammars_of(),
                 step_every=1 << 30,
-                respawn=self.respawn,
+                respawn=self.lives.respawn,
                 max_failed_steps=len(plan.faults) + len(plan.wants) + 2,
-                max_respawns=len(plan.faults) + 2,
             )
         )
-        self.clients = Clients(self.core)
+        self.clients = Clients(self.core, self.lives.told)
         self.arrivals = sorted(range(len(plan.wants)), key=lambda index: plan.wants[index].at, reverse=True)
         self.aborts: list[str] = []
 
@@ -194,32 +202,18 @@ class World:
         if index is not None:
             self.aborts.append(f"r{index}")
         delay = self.deaths.get(self.num_ticks)
-        if delay is not None and (worker := self.spawner.kill()) is not None:
-            self.num_deaths += 1
-            self.log.append(("die", worker.incarnation, self.clock.time))
-            worker_exit = WorkerExit(rank=0, incarnation=str(worker.incarnation), signal=9)
-            self.clock.at(self.clock.time + delay, lambda: self.watch.exited(worker_exit))
-
-    def respawn(self) -> None:
-        """``CoreParts.respawn``: what is left of the old worker goes, and a new one stands a while later."""
-        self.log.append(("respawn", self.generation.current, self.clock.time))
-        self.num_respawns += 1
-        if self.num_respawns > self.num_deaths + self.executor.num_silenced:
-            raise Violation("a worker is given up that has not died, and whose answers all came")
-        self.tick()
-        self.spawner.kill()
-        self.clock.sleep(RESPAWN_SECONDS)
-        worker = self.spawner.start()
-        self.watch.expect([str(worker.incarnation)])
-        self.tick()
-        if not worker.alive:
-            raise WorkerLost("rank 0: the worker ended while it started")
+        if delay is not None:
+            self.lives.die(delay)
 
     def on_send(self, schedule: SchedulerOutput, pending: Pending) -> None:
         """The core's state as it sends a step."""
         if schedule.generation != self.generation.current or schedule.generation != pending.envelope.generation:
             raise Violation(f"a step of generation {schedule.generation} in {self.generation.current}")
         check_schedule(schedule, self.plan)
+        self.lives.sent(schedule.num_scheduled_tokens)
+        alone = self.core._rebirth.isolation.alone
+        if alone is not None and set(schedule.num_scheduled_tokens) - {alone}:
+            raise Violation(f"{alone} is to run alone, and a step is of {list(schedule.num_scheduled_tokens)}")
         if schedule.generation != self.last_generation:
             self.last_generation = schedule.generation
             check_refill(self.scheduler)
@@ -249,7 +243,9 @@ class World:
     def run(self) -> None:
         """All of it; raises ``Violation`` or whatever the core raises."""
         core, clock, clients = self.core, self.clock, self.clients
-        patience = PATIENCE * (1 + len(self.plan.faults))
+        num_poison = sum(want.n for want in self.plan.wants if want.poison)
+        num_losses = len(self.plan.faults) + 3 * num_poison
+        patience = PATIENCE * (1 + num_losses) + 2.0**num_losses + self.plan.stuck * num_losses
         progress, since = -1, clock.time
         for turn in range(MOST_TURNS):
             self.tick()
@@ -262,7 +258,13 @@ class World:
                 since = clock.time
                 continue
             began = clock.time
-            outputs, scheduled = core.step(self.drain)
+            try:
+                outputs, scheduled = core.step(self.drain)
+            except (WorkerLost, WorkerHung) as error:
+                self.lives.check_death(error)
+                if len(core._requests):
+                    raise Violation("requests outlive the engine") from error
+                break
             clients.receive(outputs, clock.time)
             if turn % self.plan.reader == 0:
                 clients.read()
@@ -277,7 +279,16 @@ class World:
         else:
             raise Violation(f"not over after {MOST_TURNS} turns")
         clients.read()
-        clients.check_end(self.executor.faulty)
+        self.lives.check()
+        clients.check_end(self.executor.faulty, died=core.death() is not None)
+        self.check_workers()
+        core.stop()
+        self.lives.check_end(num_poison)
+
+    def check_workers(self) -> None:
+        """No worker was given up that lived and whose answers all came."""
+        if self.lives.num_respawns > self.lives.num_deaths + self.executor.num_silenced:
+            raise Violation("a worker is given up that has not died, and whose answers all came")
 
 
 _DEAF = Deaf()
@@ -304,7 +315,7 @@ def run_plan(plan: Plan) -> Outcome:
         digest=sha256(msgspec.msgpack.encode(world.log)).digest()[:8],
         requests=world.clients.num_requests,
         tokens=world.clients.num_tokens,
-        struck=world.executor.num_struck + world.num_deaths + world.clients.num_cancelled,
+        struck=world.executor.num_struck + world.lives.num_deaths + world.clients.num_cancelled,
         calls=world.executor.num_calls,
         generations=world.generation.current,
     )

@@ -77,6 +77,17 @@ class FakeSite:
         """Install a scheduler; ``capabilities`` are the arguments of ``SchedulerCapabilities``."""
         return self._part("schedulers", "Scheduler", name, f"capabilities=SchedulerCapabilities({capabilities})", extra)
 
+    def status_sink(self, name: str, options: str = "Opts = NoOptions", **extra: str) -> str:
+        """Install a status sink; ``options`` is the source of its class ``Opts``."""
+        body = f"""
+{options}
+
+@hookimpl
+def enginebay_register_status_sinks():
+    return [StatusSinkPlugin(name={name!r}, options=Opts, factory=make)]
+"""
+        return self.plugin("status_sinks", name, body, **extra)
+
     def _part(self, kind: str, noun: str, name: str, arguments: str, extra: dict[str, str]) -> str:
         body = f"""
 @hookimpl

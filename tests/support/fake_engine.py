@@ -7,6 +7,8 @@ text that stands in ``SCRIPTS`` under the first words of its prompt, else ``DEFA
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -72,6 +74,7 @@ from enginebay.worker.failure import describe_failure
 from support.fake_grammars import FakeCompiler, a_store
 from support.fake_life import FakeLife, read_weights
 from support.fake_logprobs import told_of
+from support.rosters import a_roster
 
 BOS, EOS, VOCAB = 256, 257, 258
 DEFAULT = "the quick brown fox jumps over the lazy dog. "
@@ -352,6 +355,7 @@ class FakeEngine:
             max_model_len=max_model_len,
             generation=self.generation,
             in_force={},
+            roster=a_roster(self.runtime),
         )
         self.core = EngineCore(replace(self.parts, **parts))
         self.logprobs: dict[str, list[TokenLogprob]] = {}
@@ -427,7 +431,8 @@ class FakeExtra(Options):
 
 
 class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
-    """``text_token`` as a whole runner. A prompt with ``fault`` fails alone, one with ``crash`` fails the step."""
+    """``text_token`` as a whole runner. A prompt with ``fault`` fails alone, one with ``crash`` fails the step, and of
+    one with ``poison`` the process dies."""
 
     def __init__(self, context: RunnerContext[FakeOptions]) -> None:
         FakeLife.__init__(self)
@@ -466,6 +471,8 @@ class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
         prompts = {one.row.request_id: bytes(t for t in one.row.token_ids if t < BOS) for one in rows}
         if any(b"crash" in prompt for prompt in prompts.values()):
             raise ValueError("asked to crash")
+        if any(b"poison" in prompt for prompt in prompts.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
         return None if scheduler_output.constrained else self.sample_tokens(None)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:

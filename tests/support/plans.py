@@ -22,7 +22,8 @@ MODEL = ModelInfo(
 
 
 def make_plan(site: FakeSite, *sets: str, model: ModelInfo = MODEL) -> Plan:
-    return plan(load(None, sets=sets, environ={}), site.host(), model=model)
+    """Without status sinks unless ``sets`` name some: of these, a site has none."""
+    return plan(load(None, sets=["status.sinks=[]", *sets], environ={}), site.host(), model=model)
 
 
 def refused(site: FakeSite, *sets: str, model: ModelInfo = MODEL) -> str:

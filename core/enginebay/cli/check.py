@@ -92,6 +92,7 @@ def _loaded(planned: Plan, host: PluginHost) -> list[dict[str, str]]:
         (Kind.EXECUTOR, planned.executor.identity),
         (Kind.RUNNER, planned.runner.identity),
         (Kind.SCHEDULER, planned.scheduler.identity),
+        *((Kind.STATUS_SINK, one.identity) for one in planned.status_sinks),
         *((Kind.EXTENSION, one.identity) for one in planned.extensions),
     ]
     return [

@@ -24,7 +24,7 @@ from enginebay.interfaces import (
 from enginebay.plugins import Installed, PluginHost, section_of
 from enginebay.scheduling import is_policy
 
-_KINDS = {kind.noun: kind for kind in Kind if kind is not Kind.STATUS_SINK}  # of which this version loads none
+_KINDS = {kind.noun: kind for kind in Kind}
 BY_MECHANICS: Final = "by the core's mechanics"
 """A policy declares nothing of it: its next step is drawn up by code that is not its own."""
 

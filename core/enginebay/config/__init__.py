@@ -18,6 +18,8 @@ from enginebay.config._models import (
     TelemetryConfig,
     WorkerConfig,
 )
+from enginebay.config._recovery import RecoveryConfig
+from enginebay.config._status import StatusConfig
 
 __all__ = [
     "CacheConfig",
@@ -28,10 +30,12 @@ __all__ = [
     "ExecutorConfig",
     "ModelConfig",
     "ParallelConfig",
+    "RecoveryConfig",
     "Resolved",
     "RunnerConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "StatusConfig",
     "TelemetryConfig",
     "Translation",
     "WorkerConfig",

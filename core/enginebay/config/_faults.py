@@ -14,7 +14,7 @@ from enginebay.config._models import EngineConfig
 from enginebay.config._vllm_flags import FOREIGN_KEYS, FOREIGN_REASONS
 from enginebay.errors import ConfigError, did_you_mean, one_line
 
-_LATER = frozenset({"recovery", "status", "structured"})
+_LATER = frozenset({"structured"})
 
 
 def known_keys(section: str | None) -> list[str]:

@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-Positive = Annotated[int, Field(ge=1, strict=True)]  # strict: true is no 1
-Switch = Annotated[bool, Field(strict=True)]  # strict: 1 and "on" are no true
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, and a key it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+from enginebay.config._recovery import RecoveryConfig
+from enginebay.config._section import Dtype, Positive, Seconds, Section, Switch
+from enginebay.config._status import StatusConfig
 
 
 class ModelConfig(Section):
@@ -66,9 +59,9 @@ class DeviceConfig(Section):
 class _Used(Section):
     """A section that names a plugin."""
 
-    options: Annotated[
-        dict[str, Any], Field(description="The plugin's own options: enginebay describe KIND NAME.")
-    ] = {}
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The plugin's own options: enginebay describe KIND NAME."
+    )
 
 
 class ExecutorConfig(_Used):
@@ -189,10 +182,9 @@ class WorkerConfig(Section):
     """``[worker]``: what every worker loads beside the runner."""
 
     extensions: Annotated[tuple[str, ...], Field(description="Names of installed worker extensions.")] = ()
-    options: Annotated[
-        dict[str, dict[str, Any]],
-        Field(description="A table per worker extension: enginebay describe 'worker extension' NAME."),
-    ] = {}
+    options: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="A table per worker extension: enginebay describe 'worker extension' NAME."
+    )
     threads: Annotated[
         Positive | None, Field(description="CPU threads of one worker's computing; unset: the cores shared out.")
     ] = None
@@ -289,10 +281,12 @@ class EngineConfig(Section):
     cache: CacheConfig = CacheConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     worker: WorkerConfig = WorkerConfig()
-    extensions: Annotated[
-        dict[str, dict[str, Any]], Field(description="A section per extension; presence loads it.")
-    ] = {}
+    extensions: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="A section per extension; presence loads it."
+    )
+    status: StatusConfig = StatusConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     engine: EngineSection = EngineSection()
     server: ServerConfig = ServerConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

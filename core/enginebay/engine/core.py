@@ -13,11 +13,12 @@ from enginebay.engine.control.tensors import Command
 from enginebay.engine.death import Death, OrDie
 from enginebay.engine.error_detail import log_error_detail
 from enginebay.engine.execution import Execution
+from enginebay.engine.figures import Figures
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.ledger import Row
 from enginebay.engine.lending import Lender
 from enginebay.engine.life import Life
-from enginebay.engine.parts import CoreParts, EngineStats, facts_of
+from enginebay.engine.parts import CoreParts, EngineStats
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
 from enginebay.engine.rebirth import Rebirth
@@ -28,7 +29,7 @@ from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
 from enginebay.engine.steps import InFlight, StepRecorder
 from enginebay.engine.stopping import WorkersEnd
 from enginebay.errors import EnginebayError, RequestError
-from enginebay.messages import ControlDone, FinishReason, ModelRunnerOutput, RequestOutput, SchedulerStats
+from enginebay.messages import ControlDone, FinishReason, ModelRunnerOutput, RequestOutput
 from enginebay.runtime import Runtime
 
 __all__ = ["EngineCore"]
@@ -68,6 +69,7 @@ class EngineCore:
         self._rebirth = Rebirth(
             parts, scheduler=self._scheduler, requests=self._requests, pipeline=self._pipeline, progress=self._progress
         )
+        self._figures = Figures(parts, self._requests, self._pipeline, self._execution, self._scheduler)
         self._controls = Controls(parts, anew=self._anew, unfinished=lambda: len(self._requests), status=self.status)
 
     @property
@@ -126,7 +128,8 @@ class EngineCore:
         )
         self._num_arrived += len(choices)
         with OrDie(self._die, spare=RequestError):
-            self._scheduler.add_choices(choices if ask.params.structured is None else ())  # else they are held
+            held = ask.params.structured is not None or self._rebirth.isolation.alone is not None
+            self._scheduler.add_choices(() if held else choices)
         with self._or_die:
             for request in choices:
                 self._requests.open(request, operation=operation, now_ns=self._clock.now_ns())
@@ -152,29 +155,23 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """How the engine stands now; of a dead one, how it stood last."""
         with self._or_die:
-            return self._figures(self._scheduler.make_stats() if self._death is None else self._scheduler.last_stats)
-
-    def _figures(self, scheduler: SchedulerStats) -> EngineStats:
-        return EngineStats(
-            unfinished=len(self._requests),
-            steps=self._pipeline.num_steps,
-            committed_tokens=self._requests.num_tokens,
-            finished=self._requests.num_finished,
-            dropped_replies=self._execution.num_dropped,
-            scheduler=scheduler,
-            proposed_tokens=self._requests.num_proposed,
-            accepted_tokens=self._requests.num_accepted,
-        )
+            if self._death is None:
+                self._scheduler.make_stats()
+            return self._figures.now()
 
     def status(self) -> ControlDone:
-        """How the engine stands, in words; from any thread, also while a step runs."""
-        state = self._parts.life.words if self._death is None else "dead"
-        return ControlDone(facts=facts_of(self._parts, self._figures(self._scheduler.last_stats), state))
+        """How the engine stands, in words, and its health; from any thread, also while a step runs."""
+        return self._figures.status(self._death)
 
     def control(self, command: Command) -> ControlDone:
         """Carry out what is asked beside requests, between steps. Raises why it is refused, or what went wrong."""
         self.mend()
         return self._controls.do(command)
+
+    def drain(self, on: bool) -> None:
+        """Take no new requests from now on; or, if not ``on``, take them again."""
+        self._parts.life.draining = on
+        self._parts.roster.drain(on)
 
     def wake(self, idle: Callable[[], None]) -> None:
         """Call ``idle`` when a worker is lost, from any thread: whoever waits for work then calls ``mend``."""
@@ -204,7 +201,8 @@ class EngineCore:
         with self._or_die:
             if expired := self._requests.expired(self._clock.now()):
                 self._finish(expired, FinishReason.ERROR, error="deadline")
-            self._requests.release(self._scheduler.add_request, self._clock.now_ns())
+            if self._rebirth.isolation.alone is None:
+                self._requests.release(self._scheduler.add_request, self._clock.now_ns())
             try:
                 scheduled = self._run(drain)
             except Setback as setback:
@@ -243,8 +241,9 @@ class EngineCore:
     def _run(self, drain: Callable[[], None] | None) -> bool:
         """One step in which nothing befalls the workers, else raises the ``Setback``; whether anything ran."""
         self._execution.check_alive()
-        flight = self._pipeline.fill()
-        if flight is not None:
+        if self._rebirth.isolation.alert:
+            self._rebirth.look()
+        if (flight := self._pipeline.fill()) is not None:
             output = self._execution.wait(flight)
             if drain is not None:
                 drain()
@@ -260,6 +259,8 @@ class EngineCore:
         requests = self._requests
         tokens, accepted = requests.num_tokens, requests.num_accepted
         committed = requests.settle(flight, output, self.limits, self._clock.now_ns())
+        if self._rebirth.isolation.alert:
+            self._rebirth.isolation.committed(committed.token_ids)
         self._scheduler.update_from_output(flight.scheduled, committed)
         self._pipeline.finish(flight, requests.num_tokens - tokens, requests.num_accepted - accepted)
 

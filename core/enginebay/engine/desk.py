@@ -88,7 +88,7 @@ class Desk:
             asked.answer.set_result(done)
 
     def _begin_drain(self, command: Drain, answer: Future[ControlDone]) -> None:
-        self._core.life.draining = True
+        self._core.drain(True)
         timeout = command.timeout if command.timeout is not None else self._core.drain_timeout
         self._draining.append(_Draining(answer=answer, deadline=self._clock.now() + timeout))
 

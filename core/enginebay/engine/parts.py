@@ -1,4 +1,4 @@
-"""What an engine core is put together from, and how it says how it stands."""
+"""What an engine core is put together from."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from enginebay.engine.commit import DetokenizerFactory
 from enginebay.engine.grammars import Grammars
 from enginebay.engine.life import Life
 from enginebay.engine.replies import Generation
+from enginebay.engine.roster import Roster
 from enginebay.engine.watch import WorkerWatch
 from enginebay.interfaces import Executor, RunnerCapabilities, Scheduler
 from enginebay.messages import RequestSummary, SchedulerStats, StepReport
 from enginebay.runtime import Runtime
 
-__all__ = ["CoreParts", "EngineStats", "Observers", "facts_of"]
+__all__ = ["CoreParts", "EngineStats", "Observers"]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +64,13 @@ class CoreParts:
     request in one step without proposals, ``num_ranks`` how many workers answer to each. ``grammars`` are
     those of the requests that have one.
 
+    ``roster`` says how the workers stand, and how often they may be started again.
     ``respawn`` is called when a worker is lost or hung and the generation has been raised: it stops what is left of
-    the old workers, tells ``watch`` whom to expect, and returns when new ones are warm; None: a lost worker is the
-    engine's end. Raising ``WorkerLost`` or ``WorkerHung`` means that the new ones went the same way. With no token
-    committed and no request ended in between, so many times is the end: the ``max_failed_steps``-th step that a living
-    worker failed, and the loss after ``max_respawns`` respawns.
+    the old workers, calls the function that it is given, which waits as long as new ones shall wait, tells ``watch``
+    whom to expect, and returns when new ones are warm; None: a lost worker is the engine's end. Raising ``WorkerLost``,
+    ``WorkerHung`` or ``StartFailed`` means that the new ones did not come so far, and it may be called again;
+    ``NoWayBack`` that none will. With no token committed and no request ended in between, the
+    ``max_failed_steps``-th step that a living worker failed is the end.
 
     ``life`` is shared with ``respawn``, which brings its weights back; ``worker_methods`` are the methods that each
     worker extension declares, ``model_path`` is the folder of the model's own weights. ``call_timeout``,
@@ -89,6 +92,7 @@ class CoreParts:
     max_model_len: int
     generation: Generation
     in_force: dict[str, str]
+    roster: Roster
     watch: WorkerWatch = field(default_factory=WorkerWatch)
     executor_name: str = "the executor"
     max_tokens_per_step: int = 1
@@ -101,10 +105,9 @@ class CoreParts:
     step_every: int = 100
     depth: int = 1
     grammars: Grammars = field(default_factory=Grammars)
-    respawn: Callable[[], None] | None = None
+    respawn: Callable[[Callable[[], None]], None] | None = None
     release: Callable[[], None] = lambda: None
     max_failed_steps: int = 3
-    max_respawns: int = 3
     life: Life = field(default_factory=Life)
     runner_capabilities: RunnerCapabilities = field(default_factory=RunnerCapabilities)
     worker_methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -114,27 +117,3 @@ class CoreParts:
     drain_timeout: float = 30.0
     agreement: Agreement | None = None
     cache: CacheSeat = field(default_factory=CacheSeat)
-
-
-def facts_of(parts: CoreParts, figures: EngineStats, state: str) -> dict[str, str]:
-    """How the engine stands, by name and in words, for people and for ``enginebay status``."""
-    life = parts.life
-    return {
-        "state": state,
-        "unfinished": str(figures.unfinished),
-        "running": str(figures.scheduler.num_running),
-        "waiting": str(figures.scheduler.num_waiting),
-        "steps": str(figures.steps),
-        "committed_tokens": str(figures.committed_tokens),
-        "finished": str(figures.finished),
-        "kv_blocks": _cache_words(figures.scheduler),
-        "prefix_hits": f"{figures.scheduler.prefix_hits} of {figures.scheduler.prefix_queries} tokens",
-        "generation": str(parts.generation.current),
-        "weights": life.version or life.path or ("given" if life.given else "the model's own"),
-        "model": parts.model,
-    }
-
-
-def _cache_words(stats: SchedulerStats) -> str:
-    used = stats.num_blocks - stats.num_free_blocks
-    return f"{used} of {stats.num_blocks} in use, {stats.num_cached_blocks} with cached content"

@@ -20,7 +20,8 @@ __all__ = ["Pipeline"]
 
 
 class Pipeline:
-    """The steps in flight of one group. ``num_steps`` is how many were ever begun: the number of the next one."""
+    """The steps in flight of one group. ``num_steps`` is how many were ever begun: the number of the next one;
+    ``depth`` is how many may be in flight."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Pipeline:
     ) -> None:
         self.in_flight: deque[InFlight] = deque()
         self.num_steps = 0
+        self.depth = parts.depth
         self._parts = parts
         self._clock = parts.runtime.clock
         self._scheduler = scheduler
@@ -46,7 +48,7 @@ class Pipeline:
         A step whose masks wait for tokens of the steps before it gets them here, once those are committed. Until then
         nothing is sent behind it: the workers hold its scores.
         """
-        in_flight, depth = self.in_flight, self._parts.depth
+        in_flight, depth = self.in_flight, self.depth
         if in_flight and in_flight[-1].owes_masks:
             self._sample(in_flight[-1])
         while len(in_flight) < depth and not (in_flight and in_flight[-1].owes_masks) and self._launch():

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import InvalidStateError
 
 from enginebay.engine.guard import GuardedScheduler
+from enginebay.engine.isolation import Isolation
+from enginebay.engine.ledger import Row
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
-from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, Setback, Standing, decide
+from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, NoWayBack, Setback, decide
 from enginebay.engine.requests import Requests
 from enginebay.engine.steps import StepVoid
-from enginebay.errors import EngineDead, RequestError, WorkerHung, WorkerLost
+from enginebay.errors import EnginebayError, EngineDead, RequestError, WorkerHung, WorkerLost
 from enginebay.messages import FinishReason
+from enginebay.status.restarts import GiveUp, Restart
 
 __all__ = ["Rebirth"]
 
@@ -36,19 +40,25 @@ class Rebirth:
         pipeline: Pipeline,
         progress: Progress,
     ) -> None:
+        self.isolation = Isolation(requests, pipeline, parts.roster)
         self._parts = parts
         self._clock = parts.runtime.clock
         self._scheduler = scheduler
         self._requests = requests
         self._pipeline = pipeline
         self._progress = progress
-        self._standing = Standing()
+        self._failed_steps = 0
         self._mark = 0
         self._halted = False
+        self._bell = self._clock.event()
 
     def halt(self) -> None:
-        """The engine is about to end: whatever goes wrong from now on is its end."""
+        """The engine is about to end: whatever goes wrong from now on is its end, and nobody waits to start again."""
         self._halted = True
+        try:
+            self._bell.set_result(None)
+        except InvalidStateError:
+            return  # it is not the first to say so
 
     def after(self, setback: Setback, drain: Callable[[], None] | None) -> None:
         """Do what the setback calls for; the requests then wait in a fresh scheduler, in order of arrival.
@@ -56,21 +66,30 @@ class Rebirth:
         ``drain`` is called when the workers stand and before the requests are given to the scheduler: what it aborts
         is not resurrected. Raises the setback's error when the engine has to die of it.
         """
-        while True:
-            action = self._decide(setback)
-            self._void(setback, action)
-            if action is Action.VOID:
-                break
+        first, convict = setback, None
+        while self._decide(setback) is Action.RESPAWN:
+            restart = self._restart(first, setback)
+            convict = self.isolation.accuse() or convict
+            self._void(setback, " with new workers")
             try:
-                self._respawn(setback)
+                self._respawn(first, setback, restart)
                 break
             except Setback as again:  # the new workers, too
                 setback = again
+        else:
+            self._void(setback)
         if drain is not None:
             drain()
+        if convict is not None and convict.finish is None:
+            self._end(convict, first)
         self._refill()
-        if setback.evidence is Evidence.STALE:
+        if first.evidence is Evidence.STALE:
             self._progress.dropped()
+
+    def look(self) -> None:
+        """Between two steps: whoever runs alone does so until it is known what it is."""
+        if self.isolation.is_over():
+            self.anew()
 
     def anew(self) -> None:
         """Begin the next generation though nothing went wrong: the KV cache's content is lost. No step is in flight."""
@@ -81,21 +100,34 @@ class Rebirth:
     def _decide(self, setback: Setback) -> Action:
         progress = self._requests.num_tokens + self._requests.num_finished
         if progress != self._mark:
-            self._mark, self._standing = progress, Standing()
+            self._mark, self._failed_steps = progress, 0
         bounds = Bounds(
             max_failed_steps=self._parts.max_failed_steps,
-            max_respawns=self._parts.max_respawns,
             restartable=self._parts.respawn is not None,
             stopping=self._halted,
             several=self._parts.num_ranks > 1,
         )
-        action = decide(setback.evidence, self._standing, bounds)
+        action = decide(setback.evidence, self._failed_steps, bounds)
         if action is Action.DIE:
+            self._parts.roster.failed(setback.error)
             raise setback.error from None
-        self._standing = self._standing.counting(action, setback.evidence)
+        if setback.evidence is Evidence.FAILED:
+            self._failed_steps += 1
         return action
 
-    def _void(self, setback: Setback, action: Action) -> None:
+    def _restart(self, first: Setback, setback: Setback) -> Restart:
+        """The restart that the roster allows; else the engine dies of the first setback, and says why."""
+        roster = self._parts.roster
+        if setback.evidence is Evidence.HUNG:
+            roster.hung(str(setback.error))
+        verdict = roster.lost(setback.error)
+        if isinstance(verdict, GiveUp):
+            if verdict.at_start:
+                raise _not_again(first, f"{verdict.why}: {setback.error}") from setback
+            raise type(first.error)(f"{first.error}; {verdict.why}") from setback
+        return verdict
+
+    def _void(self, setback: Setback, how: str = "") -> None:
         """No step in flight happened, and the next generation begins."""
         steps = [str(flight.step) for flight in self._pipeline.in_flight]
         dropped = StepVoid("it was dropped, and what it computed is computed again")
@@ -104,24 +136,35 @@ class Rebirth:
         _log.warning(
             "generation %d begins%s, void: %s; %s",
             self._parts.generation.current,
-            " with new workers" if action is Action.RESPAWN else "",
+            how,
             f"step {', '.join(steps)}" if steps else "no step",
             setback,
         )
 
-    def _respawn(self, setback: Setback) -> None:
-        """New workers of the current generation. That they cannot be started is the end, of the same class."""
+    def _end(self, convict: Row, setback: Setback) -> None:
+        """It ends alone, with what was found out about it; all others go on."""
+        error = f"the workers were lost each of the three times that it ran, the last time alone: {setback.error}"
+        _log.warning("request %r is ended: %s", convict.request_id, error)
+        self._requests.end(convict, FinishReason.ERROR, self._clock.now_ns(), error=error)
+        self.isolation.convicted = True
+
+    def _respawn(self, first: Setback, setback: Setback, restart: Restart) -> None:
+        """New workers of the current generation; raises the setback that they meet, or that there can be none."""
         respawn = self._parts.respawn
         assert respawn is not None, "it was decided that the workers can be started again"
         begun = self._clock.now()
         try:
-            respawn()
+            respawn(lambda: self._back_off(restart, setback))
+        except NoWayBack as error:
+            raise _not_again(first, str(error)) from error
         except (WorkerLost, WorkerHung) as error:
             raise Setback.of(error) from error
+        except OF_WORKERS as error:
+            raise Setback(Evidence.UNBORN, error) from error
         except Exception as error:
-            kind, what = type(error).__name__, str(error)
-            said = what if isinstance(error, OF_WORKERS) else f"{kind}: {what}"
-            raise type(setback.error)(f"{setback.error}; the workers could not be started again: {said}") from error
+            if self._halted:
+                raise
+            raise _not_again(first, f"{type(error).__name__}: {error}") from error
         if self._halted:
             raise EngineDead("the engine is closed; make a new one")
         self._progress.resume()
@@ -129,14 +172,31 @@ class Rebirth:
             "the workers of generation %d stand after %.1f s", self._parts.generation.current, self._clock.now() - begun
         )
 
+    def _back_off(self, restart: Restart, setback: Setback) -> None:
+        """Wait as long as the restart has to; ``halt`` ends it, and the engine."""
+        if restart.after:
+            _log.warning("restart %d of the workers follows in %.1f s", restart.number, restart.after)
+            self._parts.roster.back_off(restart, str(setback.error))
+            try:
+                self._parts.runtime.wait(self._bell, self._clock.now() + restart.after)
+            except TimeoutError:
+                return
+        if self._halted:
+            raise EngineDead("the engine is closed; make a new one")
+
     def _refill(self) -> None:
-        """A fresh scheduler with every live request. One that it refuses ends alone."""
+        """A fresh scheduler with every live request that may run. One that it refuses ends alone."""
         now_ns = self._clock.now_ns()
         self._scheduler.renew()
-        for request in self._requests.void(now_ns):
+        for request in self.isolation.admitted(self._requests.void(now_ns)):
             try:
                 self._scheduler.add_request(request)
             except RequestError as error:
                 row = self._requests.ledger.get(request.request_id)
                 assert row is not None, "only live requests are given to the scheduler"
                 self._requests.end(row, FinishReason.ERROR, now_ns, error=str(error))
+
+
+def _not_again(first: Setback, why: str) -> EnginebayError:
+    """What the engine dies of: the class is that of the first setback, which is the root cause."""
+    return type(first.error)(f"{first.error}; the workers could not be started again: {why}")

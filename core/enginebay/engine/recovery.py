@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from enginebay.errors import EnginebayError, StartFailed, WorkerHung, WorkerLost
 
-__all__ = ["OF_WORKERS", "Action", "Bounds", "Evidence", "Setback", "Standing", "decide"]
+__all__ = ["OF_WORKERS", "Action", "Bounds", "Evidence", "NoWayBack", "Setback", "decide"]
 
 
 class Evidence(Enum):
@@ -22,6 +22,8 @@ class Evidence(Enum):
     """A worker has ended."""
     HUNG = "hung"
     """No answer came by the deadline."""
+    UNBORN = "unborn"
+    """Workers that were to take the lost ones' place could not be started."""
 
 
 class Action(Enum):
@@ -38,6 +40,10 @@ class Action(Enum):
 OF_WORKERS: Final = (WorkerLost, WorkerHung, StartFailed)
 """The errors of a step that a new generation may be an answer to; ``WorkerFailed`` and ``OutOfMemory`` are among them.
 Every other one (damaged bytes, an executor's or a scheduler's own fault) is the engine's death at once."""
+
+
+class NoWayBack(StartFailed):
+    """New workers cannot take the old ones' place, however often they are started."""
 
 
 class Setback(Exception):
@@ -60,45 +66,28 @@ class Setback(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """How many failed steps and respawns there were since the last token was committed or request ended."""
-
-    failed_steps: int = 0
-    respawns: int = 0
-
-    def counting(self, action: Action, evidence: Evidence) -> Standing:
-        """The standing once ``action`` is taken."""
-        if action is Action.RESPAWN:
-            return replace(self, respawns=self.respawns + 1)
-        if evidence is Evidence.FAILED:
-            return replace(self, failed_steps=self.failed_steps + 1)
-        return self
-
-
-@dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What may be done: so many failed steps in a row are the death, so many respawns in a row are allowed.
+    """What may be done: so many failed steps in a row are the death; how often workers may be started is the roster's.
 
     ``several``: ranks compute a step together. Where one failed, the others stand somewhere in it, in a collective
     that nobody finishes: none of them can go on.
     """
 
     max_failed_steps: int
-    max_respawns: int
     restartable: bool
     stopping: bool = False
     several: bool = False
 
 
-def decide(evidence: Evidence, standing: Standing, bounds: Bounds) -> Action:
-    """The action that a setback calls for. Stale answers are bounded elsewhere: by ``Progress``."""
+def decide(evidence: Evidence, failed_steps: int, bounds: Bounds) -> Action:
+    """The action that a setback calls for; ``failed_steps``: those before it, since a token was committed or a request
+    ended. Stale answers are bounded elsewhere: by ``Progress``."""
     if bounds.stopping:
         return Action.DIE
     match evidence:
         case Evidence.STALE:
             return Action.VOID
         case Evidence.FAILED if not bounds.several:
-            return Action.VOID if standing.failed_steps + 1 < bounds.max_failed_steps else Action.DIE
-        case Evidence.LOST | Evidence.HUNG | Evidence.FAILED:
-            again = bounds.restartable and standing.respawns < bounds.max_respawns
-            return Action.RESPAWN if again else Action.DIE
+            return Action.VOID if failed_steps + 1 < bounds.max_failed_steps else Action.DIE
+        case Evidence.LOST | Evidence.HUNG | Evidence.UNBORN | Evidence.FAILED:
+            return Action.RESPAWN if bounds.restartable else Action.DIE

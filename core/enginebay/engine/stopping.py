@@ -27,15 +27,23 @@ class WorkersEnd:
 
     def cut(self) -> None:
         """Stop the workers under a call that does not end; that it fails is logged."""
-        self._do("stopping the workers", lambda: self._parts.executor.stop(self._gone_by()))
+        self._stop(self._gone_by())
 
     def stop(self) -> None:
         """Stop the workers; that it fails is logged, and keeps nothing else from its end. Idempotent."""
         if self._ended:
             return
-        self.cut()
+        deadline, clock = self._gone_by(), self._parts.runtime.clock
+        self._stop(deadline)
+        self._do(
+            "waiting until nothing of the workers is left",
+            lambda: self._parts.roster.reclaim(max(0.0, deadline - clock.now())),
+        )
         self._do("removing what the workers had", self._parts.release)
         self._ended = True
+
+    def _stop(self, deadline: float) -> None:
+        self._do("stopping the workers", lambda: self._parts.roster.stop(self._parts.executor, deadline))
 
     def _do(self, what: str, work: Callable[[], None]) -> None:
         try:

@@ -25,17 +25,22 @@ class Suspicion:
         """The first suspect that is left."""
         return self._suspects[0] if self._suspects else None
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Everybody that is accused, the suspects among them."""
+        return tuple(self._accused)
+
     def died(self, request_ids: Iterable[str]) -> str | None:
         """A worker was lost in a step of these requests. Returns the one that is convicted, if one is."""
         present = list(request_ids)
         if (alone := self.alone) is not None:
             if present != [alone]:
                 return None  # before it ran: this death accuses nobody
-            self._suspects.clear()  # the one that it was is found
-            self._accused.clear()
+            self._acquit(alone)  # it is there no more
+            self._suspects.clear()  # the one that it was is found: all others are accused again before they run alone
             return alone
         self._suspects.extend(one for one in present if one in self._accused)
-        self._accused = dict.fromkeys(present)
+        self._accused |= dict.fromkeys(present)
         return None
 
     def committed(self, request_ids: Iterable[str]) -> None:

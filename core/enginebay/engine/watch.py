@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
+from signal import Signals
 
 from enginebay.errors import WorkerLost, one_line
 from enginebay.interfaces import WorkerExit
 from enginebay.messages import Replies
 from enginebay.runtime import Runtime
 
-__all__ = ["WorkerWatch"]
+__all__ = ["WorkerWatch", "cause_of", "describe_exit"]
 
 _LINES_IN_WORDS, _LINE_IN_WORDS = 5, 150
 
@@ -49,7 +50,7 @@ class WorkerWatch:
         """Raise ``WorkerLost`` when a death that counts was reported."""
         for worker_exit in self._exits:
             if self._expected is None or worker_exit.incarnation in self._expected:
-                raise WorkerLost(_describe(worker_exit))
+                raise WorkerLost(describe_exit(worker_exit))
 
     def wait(self, runtime: Runtime, future: Future[Replies], deadline: float) -> Replies:
         """The future's result; raises ``WorkerLost`` as soon as a death is reported, ``TimeoutError`` at the deadline.
@@ -80,7 +81,15 @@ def _wake(waiting: Future[None]) -> None:
         return  # it is awake
 
 
-def _describe(worker_exit: WorkerExit) -> str:
+def cause_of(worker_exit: WorkerExit) -> str:
+    """One word for it, the same for each end of the same kind: ``SIGKILL``, ``ExitCode1``, ``Unknown``."""
+    if worker_exit.signal is not None:
+        known = {one.value: one.name for one in Signals}
+        return known.get(worker_exit.signal, f"Signal{worker_exit.signal}")
+    return "Unknown" if worker_exit.exit_code is None else f"ExitCode{worker_exit.exit_code}"
+
+
+def describe_exit(worker_exit: WorkerExit) -> str:
     """``rank 1: the worker ended (signal 9); last log lines: …``."""
     how = ""
     if worker_exit.reason:

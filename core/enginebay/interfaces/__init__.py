@@ -1,7 +1,7 @@
 """What plugin authors implement. Everything importable from here is public and follows the rules of evolution.
 
 Read in this order: ``plugin`` (how a part is described), then the file of the part that you write: ``executor``,
-``runner`` (with ``device``), ``scheduler``, or ``graph`` (a pass over a captured model).
+``runner`` (with ``device``), ``scheduler``, ``status`` (a status sink), or ``graph`` (a pass over a captured model).
 """
 
 from enginebay.interfaces._device import Device
@@ -30,6 +30,7 @@ from enginebay.interfaces._plugin import (
     RunnerPlugin,
     SchedulerCapabilities,
     SchedulerPlugin,
+    StatusSinkPlugin,
     WorkerExtensionPlugin,
 )
 from enginebay.interfaces._runner import (
@@ -96,6 +97,7 @@ __all__ = [
     "StatusConflict",
     "StatusSink",
     "StatusSinkContext",
+    "StatusSinkPlugin",
     "Stored",
     "Table",
     "WorkerChannel",

@@ -22,8 +22,8 @@ A package offers a scheduler in three places that must agree on one name:
 
 3. the config: ``[scheduler] use = "shortest"``.
 
-Executors and runners are the same with their own descriptor. Capabilities that are not set mean the conservative
-value; a combination that does not fit is refused when the engine is assembled.
+Executors, runners and status sinks are the same with their own descriptor. Capabilities that are not set mean the
+conservative value; a combination that does not fit is refused when the engine is assembled.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from enginebay.interfaces._graph import CapturedGraph, GraphContext
 from enginebay.interfaces._options import NoOptions, Options
 from enginebay.interfaces._runner import BatchConstraints, ModelRunner, RunnerContext
 from enginebay.interfaces._scheduler import Policy, Scheduler, SchedulerContext
+from enginebay.interfaces._status import StatusSink, StatusSinkContext
 from enginebay.interfaces._worker_extension import WorkerExtensionContext
 from enginebay.messages import ModelInfo
 
@@ -215,11 +216,28 @@ class SchedulerPlugin(Plugin[O]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StatusSinkPlugin(Plugin[O]):
+    """Describes a status sink. Loaded by ``[status] sinks``, with its options under ``[status.NAME]``.
+
+    The factory is called by the thread that writes to the sink, before its first call, and again later when it raised:
+    it may reach for what is down, and nobody waits for it. ``lasting``: another sink with the same options sees what
+    was written, also after this one's end.
+    """
+
+    factory: Callable[[StatusSinkContext[O]], StatusSink[O]]
+    lasting: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExtensionPlugin(Plugin[O]):
-    """Describes an extension: an object whose hook implementations are registered in the engine's process."""
+    """Describes an extension: an object whose hook implementations are registered in the engine's process.
+
+    ``foresees``, light: what will be in force by these options, name → (value, why), for ``enginebay check``.
+    """
 
     factory: Callable[[O], Any]
     wrap_order: int = 0
+    foresees: Callable[[O], Mapping[str, tuple[str, str]]] = lambda options: {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from enginebay.messages._status import EngineHealth
+
 
 class ReadStatus(Struct, frozen=True, kw_only=True, tag="read_status"):
     """How the engine stands: answered at once, also while a step runs. Allowed to the role observe."""
@@ -93,7 +95,9 @@ Control = (
 
 
 class ControlDone(Struct, frozen=True, kw_only=True, tag="control_done"):
-    """It was done. ``values`` as the command says, ``facts`` what is worth printing, by name."""
+    """It was done. ``values`` as the command says, ``facts`` what is worth printing, by name; ``health``: of
+    ``ReadStatus``."""
 
     values: tuple[bytes, ...] = ()
     facts: dict[str, str] = field(default_factory=dict)
+    health: EngineHealth | None = None

@@ -122,6 +122,29 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
         return next((one for one in self.conditions if one.kind == kind and one.owner == owner), None)
 
 
+class SinkState(Struct, frozen=True, kw_only=True):
+    """How a status sink does: its failed calls in a row, what the last one said, and records that it lacks."""
+
+    name: str
+    failures: int = 0
+    error: str = ""
+    behind: int = 0
+
+
+class EngineHealth(Struct, frozen=True, kw_only=True):
+    """Whether the engine does what it is asked, judged by what came of it and by no answer alone; else why not.
+
+    ``workers``: how each stands; ``sinks``: how those do that are told so, which no engine is unhealthy for. ``wall``:
+    when this was said, in seconds of the day's clock.
+    """
+
+    healthy: bool
+    why: str = ""
+    workers: tuple[WorkerStatus, ...] = ()
+    sinks: tuple[SinkState, ...] = ()
+    wall: float = 0.0
+
+
 class StatusRecord(Struct, frozen=True, kw_only=True):
     """A status as a sink holds it. ``version`` counts the changes of one incarnation; ``finished``: nothing of it is
     left to reclaim, and the record may go once this is known."""

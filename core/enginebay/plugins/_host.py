@@ -18,6 +18,7 @@ from enginebay.interfaces import (
     Plugin,
     RunnerPlugin,
     SchedulerPlugin,
+    StatusSinkPlugin,
     WorkerExtensionPlugin,
 )
 from enginebay.messages import PluginIdentity
@@ -132,6 +133,18 @@ class PluginHost:
     ) -> Loaded[SchedulerPlugin[Any]]:
         """Load a scheduler; ``source`` is named when its options are rejected."""
         return cast("Loaded[SchedulerPlugin[Any]]", self._load(Kind.SCHEDULER, name, options, source))
+
+    def load_status_sinks(
+        self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]], source: str = "engine.toml"
+    ) -> tuple[Loaded[StatusSinkPlugin[Any]], ...]:
+        """Load the status sinks of these names, in their order; ``options`` has a table for those that have any.
+
+        Nothing is made: ``enginebay.status.open_sinks`` does that.
+        """
+        return tuple(
+            cast("Loaded[StatusSinkPlugin[Any]]", self._load(Kind.STATUS_SINK, name, options.get(name, {}), source))
+            for name in names
+        )
 
     def load_extensions(
         self, extensions: Mapping[str, Mapping[str, Any]], source: str = "engine.toml"

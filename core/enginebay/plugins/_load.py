@@ -22,6 +22,7 @@ from enginebay.interfaces import (
     Plugin,
     RunnerPlugin,
     SchedulerPlugin,
+    StatusSinkPlugin,
     WorkerExtensionPlugin,
 )
 from enginebay.plugins._find import Installed
@@ -30,6 +31,7 @@ DESCRIPTORS: Mapping[Kind, type[Plugin[Any]]] = {
     Kind.EXECUTOR: ExecutorPlugin,
     Kind.RUNNER: RunnerPlugin,
     Kind.SCHEDULER: SchedulerPlugin,
+    Kind.STATUS_SINK: StatusSinkPlugin,
     Kind.EXTENSION: ExtensionPlugin,
     Kind.WORKER_EXTENSION: WorkerExtensionPlugin,
 }
@@ -81,9 +83,7 @@ def register(manager: pluggy.PluginManager, plugin: object, name: str, owner: In
 
 def take_descriptor(manager: pluggy.PluginManager, module: ModuleType, plugin: Installed) -> Plugin[Any]:
     """The descriptor that the module's register hook returns under the entry point's name."""
-    hook, expected = plugin.kind.register_hook, DESCRIPTORS.get(plugin.kind)
-    if expected is None:
-        raise PluginBroken(f"{who(plugin)} cannot be loaded: this version lists {plugin.kind.noun}s, and loads none.")
+    hook, expected = plugin.kind.register_hook, DESCRIPTORS[plugin.kind]
     implementations = [i for i in getattr(manager.hook, hook).get_hookimpls() if i.plugin is module]
     if not implementations:
         bare = inspect.isfunction(getattr(module, hook, None))

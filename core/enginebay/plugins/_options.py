@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
@@ -12,6 +12,13 @@ from pydantic_core import to_jsonable_python
 from enginebay.config import explain_fault, fault_path, join_faults
 from enginebay.errors import OptionsRejected, did_you_mean
 from enginebay.interfaces import Kind, Options, Plugin
+
+_SECTIONS: Final[Mapping[Kind, str]] = {
+    Kind.STATUS_SINK: "[status.{name}]",
+    Kind.EXTENSION: "[extensions.{name}]",
+    Kind.WORKER_EXTENSION: "[worker.options.{name}]",
+}
+"""Of kinds of which several are loaded at once: each has a table of its own."""
 
 
 def validate_options(descriptor: Plugin[Any], kind: Kind, options: Mapping[str, Any], source: str) -> Options:
@@ -44,9 +51,7 @@ def known_options(model: type[Options]) -> dict[str, Any]:
 
 def section_of(kind: Kind, name: str) -> str:
     """Where a plugin's options stand: "[executor.options]", "[extensions.tracer]", "[worker.options.marks]"."""
-    if kind is Kind.WORKER_EXTENSION:
-        return f"[worker.options.{name}]"
-    return f"[extensions.{name}]" if kind is Kind.EXTENSION else f"[{kind.noun}.options]"
+    return _SECTIONS.get(kind, "[{noun}.options]").format(noun=kind.noun, name=name)
 
 
 def canonical_json(options: Options) -> str:

@@ -48,6 +48,11 @@ def config_schema(host: PluginHost) -> tuple[dict[str, Any], list[str]]:
     definitions["WorkerConfig"]["properties"]["options"]["properties"] = {
         name: {"$ref": f"#/$defs/{definition}"} for name, definition in workers.items()
     }
+    sinks = _add_options(host, Kind.STATUS_SINK, definitions, warnings)
+    status = definitions["StatusConfig"]
+    named = status["properties"]["sinks"]
+    named["items"]["enum"] = sorted({*sinks, *named["default"]})
+    status["properties"] |= {name: {"$ref": f"#/$defs/{definition}"} for name, definition in sinks.items()}
     return schema, warnings
 
 

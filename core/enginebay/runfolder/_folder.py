@@ -12,6 +12,7 @@ from typing import Final
 
 from enginebay.errors import ConfigError, StartFailed
 from enginebay.runfolder._leftovers import NAME_BYTES, fault, folders, is_held, maker, remove, sweep_root, take_lock
+from enginebay.runfolder._remains import remains_of
 
 __all__ = [
     "MAX_SOCKET_PATH",
@@ -73,13 +74,18 @@ class RunFolder:
     def record(self, kind: str, name: str) -> None:
         """Write down what is about to be taken, so that it can be found when this process is gone. Thread-safe.
 
-        A ``name`` of kind "segment" is a file of /dev/shm, which is removed with the folder; other kinds are for people
-        to read.
+        A ``name`` of kind "segment" is a file of /dev/shm, which is removed with the folder; one of kind "process" an
+        entry of the environment that a worker and all that it starts bear, by which ``remains`` finds them; other kinds
+        are for people to read.
         """
         line = f"{kind} {name}"
         if not line.isprintable() or " " in kind:
             raise ValueError(f"a resource has a kind of one word and a name of printable characters, not {line!r:.200}")
         os.write(self._manifest, f"{line}\n".encode())  # one write: the line is whole or not there
+
+    def remains(self) -> tuple[str, ...]:
+        """What was recorded and is still there, in words."""
+        return remains_of((self.path / "manifest").read_text(errors="replace").splitlines()) if self._is_open else ()
 
     def close(self) -> None:
         """Remove the folder and all in it; idempotent. In a forked child it does nothing: it is the parent's."""
@@ -108,6 +114,12 @@ class LazyRunFolder:
     def record(self, kind: str, name: str) -> None:
         """As ``RunFolder.record``."""
         self._made().record(kind, name)
+
+    def remains(self) -> tuple[str, ...]:
+        """What was recorded and is still there, in words; as far as it can be seen: segments, and marked processes."""
+        with self._guard:
+            folder = self._folder
+        return () if folder is None else folder.remains()
 
     def close(self) -> None:
         """Remove the folder if it was made; it cannot be made afterwards. Idempotent."""

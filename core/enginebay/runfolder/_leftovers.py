@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NAME_BYTES", "fault", "folders", "is_held", "maker", "remove", "sweep_root", "take_lock"]
+__all__ = ["NAME_BYTES", "SEGMENT", "SHM", "fault", "folders", "is_held", "maker", "remove", "sweep_root", "take_lock"]
 
 NAME_BYTES: Final = 4
 """Random bytes of a folder's name."""
 
-_SHM: Final = Path("/dev/shm")  # noqa: S108  # where Linux keeps named segments; only what the manifest names is touched
-_SEGMENT: Final = "segment"
+SHM: Final = Path("/dev/shm")  # noqa: S108  # where Linux keeps named segments; only what the manifest names is touched
+SEGMENT: Final = "segment"
 
 
 def fault(base: Path) -> str | None:
@@ -100,7 +100,7 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         for line in (path / "manifest").read_text(errors="replace").splitlines():
             kind, _, name = line.partition(" ")
-            if kind == _SEGMENT:
+            if kind == SEGMENT:
                 _unlink_segment(name)
     with contextlib.suppress(FileNotFoundError):
         with os.scandir(path) as entries:
@@ -117,7 +117,7 @@ def remove(path: Path) -> None:
 
 def _unlink_segment(name: str) -> None:
     """Remove a segment of ours; a name that leads anywhere else is not believed."""
-    path = _SHM / name
+    path = SHM / name
     if "/" in name or not name.strip("."):
         return
     with contextlib.suppress(OSError):

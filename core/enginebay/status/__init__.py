@@ -4,7 +4,7 @@ The rules are those of the Kubernetes kubelet's status manager. Pure are: which 
 (``_transitions``), how conditions and stages go on (``_conditions``, ``_stages``), the form in which statuses are
 compared (``_normal``), what is written where others write too (``_merge``), waiting times (``backoff``), a group as one
 (``groups``), the times of a start (``latency``). ``book`` holds all statuses, ``sync`` brings them to one sink, and
-``manager`` runs a thread for each.
+``manager`` runs a thread for each; ``opening`` makes those that a config names.
 """
 
 from enginebay.status.backoff import BackOff
@@ -12,6 +12,7 @@ from enginebay.status.book import Entry, StatusBook
 from enginebay.status.groups import GroupStatus, group_status
 from enginebay.status.latency import StartSample, StartTracker
 from enginebay.status.manager import StatusManager
+from enginebay.status.opening import open_sinks
 from enginebay.status.sync import FULL_PASS, SinkHealth, SinkSync
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "StatusBook",
     "StatusManager",
     "group_status",
+    "open_sinks",
 ]

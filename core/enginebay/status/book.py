@@ -23,6 +23,8 @@ __all__ = ["Entry", "StatusBook"]
 
 _LOG = logging.getLogger(__name__)
 
+_ENDING = frozenset({Phase.TERMINATING, Phase.RECLAIMING, Phase.FAILED, Phase.SUCCEEDED})
+
 
 @dataclass(slots=True)
 class Entry:
@@ -93,10 +95,11 @@ class StatusBook:
         return self._update(status, force=force)
 
     def advance(self, incarnation_id: str, phase: Phase, *, reason: str = "", message: str = "") -> bool:
-        """The same incarnation in another phase."""
+        """The same incarnation in another phase; one that is ending is past that, and it is False."""
         with self._lock:
             entry = self._entries.get(incarnation_id)
-            if entry is None:
+            old = None if entry is None else entry.status.phase
+            if entry is None or (old in _ENDING and not may_follow(old, phase)):
                 return False
             status = replace(entry.status, phase=phase, reason=reason, message=message)
             accepted = self._apply(status, force=False, finished=False)
@@ -150,10 +153,11 @@ class StatusBook:
             accepted = self._apply(status, force=True, finished=False)
         return self._told(accepted)
 
-    def end(self, incarnation_id: str, *, asked: bool) -> bool:
+    def end(self, incarnation_id: str, *, asked: bool, reclaimed: Condition | None = None) -> bool:
         """Nothing of it is left: the phase is the end that it was, and the record may go once sinks know.
 
-        ``asked``: it was told to end; with exit code 0 that is a success, and anything else is none.
+        ``asked``: it was told to end. That is a success with exit code 0, and where it lived until it was told, unless
+        its end is known to be another; anything else is none. ``reclaimed``: what is said of that nothing is left.
         """
         with self._lock:
             entry = self._entries.get(incarnation_id)
@@ -161,12 +165,15 @@ class StatusBook:
                 return False
             old = entry.status
             phase = old.phase
-            if not phase.terminal:
-                good = asked and old.exit_code == 0 and old.signal is None
-                phase = Phase.SUCCEEDED if good else Phase.FAILED
             unknown = old.exit_code is None and old.signal is None
-            reason = old.reason or ("Unknown" if unknown else str(phase))
+            stopped = asked and unknown and phase is Phase.TERMINATING
+            if not phase.terminal:
+                good = stopped or (asked and old.exit_code == 0 and old.signal is None)
+                phase = Phase.SUCCEEDED if good else Phase.FAILED
+            reason = old.reason or ("Stopped" if stopped else "Unknown" if unknown else str(phase))
             conditions = with_condition(old.conditions, _gone(reason))
+            if reclaimed is not None:
+                conditions = with_condition(conditions, reclaimed)
             status = replace(old, phase=phase, reason=reason, conditions=conditions)
             accepted = self._apply(status, force=True, finished=True)
         return self._told(accepted)

@@ -7,6 +7,7 @@ twice at the same place in the same way is not tried again at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,18 +16,21 @@ from enginebay.status.backoff import BackOff
 
 __all__ = ["Ending", "GiveUp", "Restart", "RestartRules", "Restarts"]
 
-_WAIT: Final = BackOff(first=1.0, most=60.0)
+_FIRST_WAIT: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartRules:
     """``per_slot`` and ``per_engine`` restarts within ``window`` seconds are allowed; ``good_run``: seconds of
-    readiness after which a slot's past is forgotten."""
+    readiness after which a slot's past is forgotten; ``failed_starts``: so many starts in a row that fail at the same
+    place in the same way are the last ones, and ``longest_wait``: seconds before a restart at most."""
 
     per_slot: int = 5
     per_engine: int = 20
     window: float = 600.0
     good_run: float = 600.0
+    failed_starts: int = 2
+    longest_wait: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +73,11 @@ class Restarts:
         past = self._past.setdefault(ending.slot, [])
         if ending.ready_for is not None and ending.ready_for >= self.rules.good_run:
             past.clear()
-        before = past[-1] if past else None
         past.append(ending)
-        if before is not None and _same_failed_start(before, ending):
-            why = f"it failed twice in {ending.phase} in the same way ({ending.signature})"
+        last = past[-self.rules.failed_starts :]
+        if len(last) == self.rules.failed_starts and all(_same_failed_start(one, ending) for one in last):
+            times = {1: "once", 2: "twice"}.get(len(last), f"{len(last)} times")
+            why = f"it failed {times} in {ending.phase} in the same way ({ending.signature})"
             return GiveUp(why=why, at_start=True)
         since = ending.at - self.rules.window
         of_slot = sum(one.at > since for one in past)
@@ -82,7 +87,13 @@ class Restarts:
         if of_engine > self.rules.per_engine:
             recent = sorted((one for slot in self._past.values() for one in slot if one.at > since), key=_when)
             return GiveUp(why=self._history(ending, recent, self.rules.per_engine))
-        return Restart(after=_WAIT.after(len(past) - 1, draw), number=len(past))
+        wait = BackOff(first=_FIRST_WAIT, most=self.rules.longest_wait)
+        return Restart(after=wait.after(len(past) - 1, draw), number=len(past))
+
+    def forgive(self, slots: Iterable[str]) -> None:
+        """What these slots ended of is known, and gone: they begin anew."""
+        for slot in slots:
+            self._past.pop(slot, None)
 
     def _history(self, ending: Ending, endings: list[Ending], allowed: int) -> str:
         told = ", ".join(

@@ -5,20 +5,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from enginebay.errors import EnginebayError
 from enginebay.plugins import PluginHost
 
-KINDS = ("executor", "runner", "scheduler")
+KINDS = ("executor", "runner", "scheduler", "status-sink")
 
 
 _chosen: dict[str, list[str]] = {}
+_sink_options: dict[str, Any] = {}
 
 
 def chosen(kind: str) -> list[str]:
     """The names given for this kind of part on pytest's command line."""
     return _chosen.get(kind, [])
+
+
+def sink_options() -> dict[str, Any]:
+    """The options given for the status sink."""
+    return dict(_sink_options)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,19 +40,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             action="append",
             default=[],
             metavar="NAME",
-            help=f"the installed {kind} that enginebay.testing.suite tests",
+            help=f"the installed {kind.replace('-', ' ')} that enginebay.testing.suite tests",
         )
     group.addoption("--model", metavar="FOLDER", help="the folder of a small model, for the runner's suite")
+    group.addoption(
+        "--status-options", metavar="JSON", help="what stands in [status.NAME], for the status sink's suite"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the names for the suite, which is imported later; one that cannot be loaded ends the run, with one error."""
-    host = PluginHost()
-    load = {"executor": host.load_executor, "runner": host.load_runner, "scheduler": host.load_scheduler}
+    host, source = PluginHost(), "the conformance suite"
+    _sink_options.clear()
+    _sink_options.update(_table(config.getoption("--status-options")))
+    load: dict[str, Callable[[str], object]] = {
+        "executor": lambda name: host.load_executor(name, {}, source),
+        "runner": lambda name: host.load_runner(name, {}, source),
+        "scheduler": lambda name: host.load_scheduler(name, {}, source),
+        "status-sink": lambda name: host.load_status_sinks([name], {name: _sink_options}, source),
+    }
     for kind in KINDS:
         _chosen[kind] = list(config.getoption(f"--{kind}"))
         for name in _chosen[kind]:
             try:
-                load[kind](name, {}, "the conformance suite")
+                load[kind](name)
             except EnginebayError as error:
                 raise pytest.UsageError(f"--{kind} {name}: {error}") from None
+
+
+def _table(text: str | None) -> dict[str, Any]:
+    try:
+        table = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise pytest.UsageError(f"--status-options: not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise pytest.UsageError('--status-options: must be a JSON object, such as {"path": "/tmp/here"}')
+    return table

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from enginebay.plugins import PluginHost
-from enginebay.testing import ExecutorSuite, RunnerSuite, SchedulerSuite
-from enginebay.testing.plugin import chosen
+from enginebay.testing import ExecutorSuite, RunnerSuite, SchedulerSuite, StatusSinkSuite
+from enginebay.testing.plugin import chosen, sink_options
 
-_SUITES = {"executor": ExecutorSuite, "runner": RunnerSuite, "scheduler": SchedulerSuite}
+_SUITES = {
+    "executor": ExecutorSuite,
+    "runner": RunnerSuite,
+    "scheduler": SchedulerSuite,
+    "status-sink": StatusSinkSuite,
+}
 
 if not any(chosen(kind) for kind in _SUITES):
     raise pytest.UsageError(
-        "the conformance kit has nothing to test: name an installed part with --executor, --runner or --scheduler, "
-        "and load the options with -p enginebay.testing.plugin"
+        "the conformance kit has nothing to test: name an installed part with --executor, --runner, --scheduler or "
+        "--status-sink, and load the options with -p enginebay.testing.plugin"
     )
+
+
+def _more(kind: str, name: str) -> dict[str, object]:
+    """What a suite is told beside the name."""
+    if kind == "status-sink":
+        [loaded] = PluginHost().load_status_sinks([name], {name: sink_options()})
+        return {"options": sink_options(), "lasting": loaded.plugin.lasting}
+    return _worlds(name) if kind == "executor" else {}
 
 
 def _worlds(name: str) -> dict[str, object]:
@@ -26,6 +41,6 @@ def _worlds(name: str) -> dict[str, object]:
 
 for _kind, _suite in _SUITES.items():
     for _name in chosen(_kind):
-        _class = f"Test{_kind.capitalize()}_{_name}"
-        _members = {"name": _name, "__module__": __name__}
-        globals()[_class] = type(_class, (_suite,), _members | (_worlds(_name) if _kind == "executor" else {}))
+        _class = f"Test{_kind.title().replace('-', '')}_{_name}"
+        _members: dict[str, Any] = {"name": _name, "__module__": __name__}
+        globals()[_class] = type(_class, (_suite,), _members | _more(_kind, _name))

@@ -206,6 +206,7 @@ def parts(alone: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
     alone.executor("uni")
     alone.runner("v1")
     alone.scheduler("fcfs")
+    alone.status_sink("sqlite")
     monkeypatch.setattr("enginebay.models.resolve_model", lambda path, progress: path)
     monkeypatch.setattr("enginebay.models.read_model_info", lambda folder, name, needs_tokenizer: MODEL)
     return alone
@@ -224,13 +225,58 @@ def test_check_prints_what_is_in_force_and_why(parts: FakeSite, tmp_path: Path) 
     assert ["overlap", "off", "executor 'uni' takes one step at a time"] in rows
     assert lines[lines.index("") + 1 :] == [
         "loaded from",
-        f"  executor uni    uni-pkg 1.0   {parts.folder / 'uni_pkg_plugin.py'}",
-        f"  runner v1       v1-pkg 1.0    {parts.folder / 'v1_pkg_plugin.py'}",
-        f"  scheduler fcfs  fcfs-pkg 1.0  {parts.folder / 'fcfs_pkg_plugin.py'}",
+        f"  executor uni        uni-pkg 1.0     {parts.folder / 'uni_pkg_plugin.py'}",
+        f"  runner v1           v1-pkg 1.0      {parts.folder / 'v1_pkg_plugin.py'}",
+        f"  scheduler fcfs      fcfs-pkg 1.0    {parts.folder / 'fcfs_pkg_plugin.py'}",
+        f"  status sink sqlite  sqlite-pkg 1.0  {parts.folder / 'sqlite_pkg_plugin.py'}",
     ]
     told = json.loads(run("check", "--json").stdout)
     assert {"name": "block_size", "value": "16", "why": "default"} in told["in_force"]
-    assert [one["name"] for one in told["loaded"]] == ["uni", "v1", "fcfs"]
+    assert [one["name"] for one in told["loaded"]] == ["uni", "v1", "fcfs", "sqlite"]
+
+
+def test_check_shows_the_status_sinks(parts: FakeSite) -> None:
+    def told(*sets: str) -> list[tuple[str, str, str]]:
+        words = [word for one in sets for word in ("--set", one)]
+        rows = json.loads(run("check", "--json", *words).stdout)["in_force"]
+        return [(row["name"], row["value"], row["why"]) for row in rows if row["name"].startswith("status sink")]
+
+    parts.status_sink("log", options="class Opts(Options):\n    colour: str = 'red'\n    size: int | None = None")
+    assert told() == [("status sink sqlite", "loaded", "sqlite-pkg 1.0; default")]
+    assert told('status.sinks=["log", "sqlite"]', "status.log.colour=blue") == [
+        ("status sink log", "colour = blue, size = unset", "log-pkg 1.0; --set"),
+        ("status sink sqlite", "loaded", "sqlite-pkg 1.0; --set"),
+    ]
+    assert told("status.sinks=[]") == [("status sinks", "none", "--set")]
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (
+            ['status.sinks=["sqlit"]'],
+            "No status sink named 'sqlit' is installed. Did you mean 'sqlite'? Installed: sqlite (sqlite-pkg 1.0)",
+        ),
+        (
+            ["status.sqlite.file=x"],
+            "--set: status sink 'sqlite' rejects [status.sqlite]: file: unknown option. Known options: none",
+        ),
+    ],
+)
+def test_check_refuses_a_status_sink(
+    parts: FakeSite, sets: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # P4
+    with pytest.raises(SystemExit) as caught:
+        main(["check", *(word for one in sets for word in ("--set", one))])
+    assert (caught.value.code, capsys.readouterr().err) == (2, f"enginebay: {said}\n")
+
+
+def test_a_status_sink_is_listed_and_described(alone: FakeSite) -> None:
+    alone.status_sink("log", options="class Opts(Options):\n    colour: str = 'red'")
+    assert "status sinks\n  log  log-pkg 1.0  log_pkg_plugin\n" in run("plugins").stdout
+    assert run("describe", "status sink", "log").stdout.endswith(
+        'options, under [status.log]\n  colour  string = "red"\n'
+    )
 
 
 def test_check_refuses_with_exit_code_2(parts: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:  # P8
@@ -263,6 +309,7 @@ def test_schema_holds_every_plugins_options(alone: FakeSite) -> None:
         "watch",
         "@hookimpl\ndef enginebay_register_extensions(): return [ExtensionPlugin(name='watch', factory=make)]",
     )
+    alone.status_sink("log", options="class Opts(Options):\n    colour: str = 'red'")
     result = run("config", "schema")
     assert result.exit_code == 0, result.output
     schema: dict[str, Any] = json.loads(result.stdout)
@@ -274,6 +321,8 @@ def test_schema_holds_every_plugins_options(alone: FakeSite) -> None:
     assert options["properties"]["inner"]["$ref"] == "#/$defs/scheduler.acme.Inner"
     assert "scheduler.acme.Inner" in schema["$defs"]
     assert schema["properties"]["extensions"]["properties"] == {"watch": {"$ref": "#/$defs/extension.watch.options"}}
+    assert schema["$defs"]["StatusConfig"]["properties"]["log"] == {"$ref": "#/$defs/status sink.log.options"}
+    assert schema["$defs"]["StatusConfig"]["properties"]["sinks"]["items"]["enum"] == ["log", "sqlite"]
     rules = {rule["if"]["properties"]["use"]["const"]: rule for rule in schema["$defs"]["ExecutorConfig"]["allOf"]}
     assert rules["mp"] == {
         "if": {"properties": {"use": {"const": "mp"}}, "required": ["use"]},

@@ -11,7 +11,7 @@ from enginebay.errors import ConfigError
 
 SECTIONS = (
     "Known sections: model, parallel, device, executor, runner, scheduler, cache, speculation, worker, extensions, "
-    "deadlines, engine, server, telemetry"
+    "status, deadlines, recovery, engine, server, telemetry"
 )
 CACHE = (
     "Known keys: memory_utilization, memory_bytes, num_blocks, block_size, dtype, prefix_caching, hash, offload_bytes"
@@ -115,7 +115,17 @@ def test_each_fault_has_its_own_origin(tmp_path: Path) -> None:  # P4
             ),
         ),
         ("schedular.use=fcfs", f"--set: [schedular]: unknown section. Did you mean 'scheduler'? {SECTIONS}"),
-        ("recovery.window=1", f"--set: [recovery]: unknown section. It is not in this version. {SECTIONS}"),
+        ("structured.backend=1", f"--set: [structured]: unknown section. It is not in this version. {SECTIONS}"),
+        ("status.sink=1", "--set: [status] sink: unknown key. Did you mean 'sinks'? Known keys: sinks"),
+        ("status.sinks=sqlite", "--set: [status] sinks: must be a list, and is 'sqlite'"),
+        ('status.sinks=["a", "a"]', "--set: [status]: sinks names 'a' twice: once is enough"),
+        (
+            "status.sqlit.history=1",
+            (
+                "--set: [status]: there is a table for 'sqlit', which sinks does not name. Did you mean 'sqlite'? "
+                "Named: sqlite"
+            ),
+        ),
         ("scheduler.use.x=1", "--set scheduler.use.x: scheduler.use is a value, and no table"),
         ("scheduler..x=1", "--set scheduler..x: names no section and key; write --set section.key=value"),
     ],

@@ -237,3 +237,18 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     for key in ("cache.num_blocks", "model.seed", "scheduler.max_num_seqs", "scheduler.long_prefill_token_threshold"):
         with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
             load(None, sets=[f"{key}=true"], environ={})
+
+
+def test_status_sinks_have_tables_of_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path, '[status]\nsinks = ["one", "two"]\n[status.two]\nsize = 1\ndeep = {a = 1}\n')
+    found = load(path, sets=["status.two.size=2"], environ={"ENGINEBAY__STATUS__ONE__COLOUR": "red"})
+    assert found.config.status.sinks == ("one", "two")
+    assert found.config.status.options == {"one": {"colour": "red"}, "two": {"size": 2, "deep": {"a": 1}}}
+    assert found.origin("status.two.size") == "--set"
+    assert EngineConfig.model_validate_json(found.config.model_dump_json()) == found.config  # as workers are told it
+
+
+def test_without_a_status_sink_tables_may_stand(tmp_path: Path) -> None:
+    path = write(tmp_path, "[status]\n[status.sqlite]\nhistory = 5\n")
+    assert load(path, sets=["status.sinks=[]"], environ={}).config.status.sinks == ()
+    assert load(None, environ={}).config.status.sinks == ("sqlite",)

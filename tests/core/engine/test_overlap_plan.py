@@ -59,7 +59,7 @@ def parts(site: FakeSite) -> FakeSite:
 
 
 def planned(site: FakeSite, *sets: str) -> Plan:
-    return plan(load(None, sets=sets, environ={}), site.host(), model=MODEL)
+    return plan(load(None, sets=["status.sinks=[]", *sets], environ={}), site.host(), model=MODEL)
 
 
 def overlap(made: Plan) -> tuple[int, str, str]:

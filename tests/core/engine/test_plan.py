@@ -41,6 +41,7 @@ def test_defaults(parts: FakeSite) -> None:  # P8
         InForce("speculation", "off", "default"),
         InForce("execution", "eager", "runner 'v1' captures no graph"),
         InForce("attention", "auto", "settled when the worker has loaded the model"),
+        InForce("status sinks", "none", "--set"),
     )
     assert (planned.dtype, planned.cache_dtype, planned.block_size, planned.max_model_len) == (
         "bfloat16",
@@ -94,6 +95,7 @@ def test_what_was_set_is_kept_with_its_origin(parts: FakeSite) -> None:  # P8
         "device",
         "watermark",
         "no_evict",
+        "status sinks",
         "dtype",
         "cache_dtype",
         "max_model_len",
@@ -188,6 +190,26 @@ def test_extensions_are_loaded_told_of_and_may_refuse(parts: FakeSite) -> None:
         make_plan(parts, "extensions.watch={}", "model.seed=13")
 
 
+FORESEES = """
+class Asked(Options):
+    port: int = 1
+
+@hookimpl
+def enginebay_register_extensions():
+    seen = lambda options: {"port": (options.port / (options.port - 3), "it was asked for")}
+    return [ExtensionPlugin(name="seer", options=Asked, factory=lambda options: object(), foresees=seen)]
+"""
+
+
+def test_what_an_extension_foresees_is_told(parts: FakeSite) -> None:
+    parts.plugin("extensions", "seer", FORESEES)
+    assert in_force(make_plan(parts, "extensions.seer={port = 4}"))["port"] == ("4.0", "it was asked for")
+    assert "port" not in in_force(make_plan(parts))
+    said = r"^extension 'seer' is broken: foresees\(\) raised ZeroDivisionError: division by zero$"
+    with pytest.raises(PluginBroken, match=said):
+        make_plan(parts, "extensions.seer={port = 3}")
+
+
 def test_generation_settings_that_are_not_applied_are_told_of(parts: FakeSite) -> None:
     from msgspec.structs import replace
 
@@ -212,7 +234,8 @@ def test_the_model_is_read_from_its_path(parts: FakeSite, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("enginebay.models.resolve_model", resolve_model)
     monkeypatch.setattr("enginebay.models.read_model_info", read_model_info)
-    resolved = load(None, sets=["model.path=/models/tiny", "model.served_model_name=mine"], environ={})
+    sets = ["model.path=/models/tiny", "model.served_model_name=mine", "status.sinks=[]"]
+    resolved = load(None, sets=sets, environ={})
     planned = plan(resolved, parts.host())
     path = resolved.config.model.path
     assert asked == [(path, True), (path, "mine", True)]

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.errors import EnginebayError, PolicyFailed, StartFailed, WorkerHung, WorkerLost
+from enginebay.engine.recovery import NoWayBack
+from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, StartFailed, WorkerHung, WorkerLost
 from enginebay.messages import Committed, Envelope, Replies, SchedulerOutput
+from enginebay.status.restarts import RestartRules
 from support.mortal import DEPTHS, NUM_STEPS, Mortal, answered, deadly
 
 
@@ -50,10 +52,12 @@ def test_a_worker_that_dies_in_a_step(how: Any, depth: int, step: int) -> None: 
 
 @given(calls=st.sets(st.integers(0, 60), max_size=15), depth=st.sampled_from(DEPTHS), how=st.sampled_from(HOW))
 def test_any_deaths(calls: set[int], depth: int, how: Any) -> None:
-    engine = Mortal(depth, max_respawns=100)
+    engine = Mortal(depth)
     deadly(engine, how, calls)
     engine.run()
-    engine.check_ends()
+    convicted = [one for one, last in engine.last.items() if last.error is not None]
+    engine.check_ends(convicted)
+    assert len(convicted) <= len(calls) // 3
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -130,19 +134,21 @@ def test_a_worker_that_dies_while_it_is_started(times: int) -> None:  # R2
 
 @pytest.mark.parametrize(("how", "kind", "code"), [(answered, WorkerLost, 4), (_silent, WorkerHung, 5)])
 def test_too_many_respawns_without_progress_are_the_death(how: Any, kind: type[EnginebayError], code: int) -> None:
-    engine = Mortal(max_respawns=2)
+    engine = Mortal(rules=RestartRules(per_slot=2), step_timeout=7.0)
     deadly(engine, how, set(range(5, 1000)))
     with pytest.raises(kind) as caught:
         engine.run()
     assert (type(caught.value), caught.value.exit_code) == (kind, code)
+    assert "; more than 2 restarts within 600 s: group-0/rank-0/cpu:0 " in str(caught.value)
     assert (engine.incarnations, engine.generation.current) == (3, 2)
     assert {summary.error for summary in engine.hooks.summaries} == {str(caught.value)}
     assert [summary.request_id for summary in engine.hooks.summaries] == ["a", "b", "c"]
     assert engine.executor.stopped == 1
 
 
-def test_progress_between_deaths_begins_their_count_again() -> None:
-    engine = Mortal(requests={"a": "say:abcdefgh"}, max_num_batched_tokens=64, max_respawns=1)
+def test_a_good_run_between_deaths_begins_their_count_again() -> None:
+    rules = RestartRules(per_slot=1, good_run=0.0)
+    engine = Mortal(requests={"a": "say:abcdefgh"}, max_num_batched_tokens=64, rules=rules)
     deadly(engine, answered, set(range(1, 100, 2)))
     engine.run()
     assert engine.texts == {"a": "abcdefgh"}
@@ -150,14 +156,19 @@ def test_progress_between_deaths_begins_their_count_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "said", "starts"),
     [
-        (StartFailed("rank 0 failed in load_model: no such file"), "rank 0 failed in load_model: no such file"),
-        (KeyError("mine"), "KeyError: 'mine'"),
+        (
+            StartFailed("rank 0 failed in load_model: no such file"),
+            "it failed twice in Starting in the same way (StartFailed): rank 0 failed in load_model: no such file",
+            2,
+        ),
+        (NoWayBack("nobody has the weights"), "nobody has the weights", 1),
+        (KeyError("mine"), "KeyError: 'mine'", 1),
     ],
 )
-def test_workers_that_cannot_be_started_again(error: Exception, said: str) -> None:
-    engine = Mortal()
+def test_workers_that_cannot_be_started_again(error: Exception, said: str, starts: int) -> None:  # R4
+    engine = Mortal(rules=RestartRules())
     deadly(engine, answered, {2})
 
     def fails() -> None:
@@ -170,7 +181,7 @@ def test_workers_that_cannot_be_started_again(error: Exception, said: str) -> No
     assert message.startswith("the engine stopped: rank 0: it ended before it answered; ")
     assert message.endswith(f"; the workers could not be started again: {said}")
     assert {summary.error for summary in engine.hooks.summaries} == {message}
-    assert engine.generation.current == 1
+    assert engine.generation.current == starts
 
 
 def test_without_a_respawn_a_death_is_the_end() -> None:
@@ -191,3 +202,24 @@ def test_a_scheduler_that_raises_a_workers_error_is_not_believed() -> None:
     with pytest.raises(PolicyFailed, match=r"schedule\(\) raised WorkerLost: so it says"):
         engine.step()
     assert engine.incarnations == 1
+
+
+def test_restarts_wait_longer_each_time_and_the_halt_of_the_engine_ends_a_wait() -> None:  # R5
+    engine = Mortal(rules=RestartRules(), requests={"a": "say:abcdefgh"}, max_num_batched_tokens=64)
+    deadly(engine, answered, {2, 4, 6})
+    waits: list[float] = []
+    wait_future = engine.clock.wait_future
+
+    def waiting(future: Any, deadline: float | None) -> Any:
+        if not future.done() and deadline is not None:
+            waits.append(deadline - engine.clock.time)
+            if len(waits) == 2:
+                engine.core._rebirth.halt()
+                return None
+        return wait_future(future, deadline)
+
+    engine.clock.wait_future = waiting  # type: ignore[method-assign]  # to see what is waited for, and to halt in it
+    with pytest.raises(EngineDead, match="the engine is closed; make a new one"):
+        engine.run()
+    assert [round(wait + 0.49) for wait in waits] == [1, 2]
+    assert engine.incarnations == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, Setback, Standing, decide
+from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, Setback, decide
 from enginebay.errors import EngineDead, OutOfMemory, PolicyFailed, StartFailed, WorkerFailed, WorkerHung, WorkerLost
 
 VOID, RESPAWN, DIE = Action.VOID, Action.RESPAWN, Action.DIE
@@ -12,56 +12,36 @@ VOID, RESPAWN, DIE = Action.VOID, Action.RESPAWN, Action.DIE
 
 @pytest.mark.parametrize("restartable", [True, False])
 @pytest.mark.parametrize(
-    ("evidence", "failed_steps", "respawns", "restartable_action", "fixed_action"),
+    ("evidence", "failed_steps", "restartable_action", "fixed_action"),
     [
-        (Evidence.STALE, 0, 0, VOID, VOID),
-        (Evidence.STALE, 99, 99, VOID, VOID),  # Progress bounds it
-        (Evidence.FAILED, 0, 0, VOID, VOID),
-        (Evidence.FAILED, 1, 2, VOID, VOID),
-        (Evidence.FAILED, 2, 0, DIE, DIE),
-        (Evidence.FAILED, 3, 0, DIE, DIE),
-        (Evidence.LOST, 0, 0, RESPAWN, DIE),
-        (Evidence.LOST, 2, 1, RESPAWN, DIE),
-        (Evidence.LOST, 0, 2, DIE, DIE),
-        (Evidence.HUNG, 0, 1, RESPAWN, DIE),
-        (Evidence.HUNG, 0, 2, DIE, DIE),
+        (Evidence.STALE, 0, VOID, VOID),
+        (Evidence.STALE, 99, VOID, VOID),  # Progress bounds it
+        (Evidence.FAILED, 0, VOID, VOID),
+        (Evidence.FAILED, 1, VOID, VOID),
+        (Evidence.FAILED, 2, DIE, DIE),
+        (Evidence.FAILED, 3, DIE, DIE),
+        (Evidence.LOST, 0, RESPAWN, DIE),
+        (Evidence.LOST, 2, RESPAWN, DIE),
+        (Evidence.HUNG, 0, RESPAWN, DIE),
+        (Evidence.UNBORN, 0, RESPAWN, DIE),
     ],
 )
 def test_the_table(
-    evidence: Evidence,
-    failed_steps: int,
-    respawns: int,
-    restartable_action: Action,
-    fixed_action: Action,
-    restartable: bool,
+    evidence: Evidence, failed_steps: int, restartable_action: Action, fixed_action: Action, restartable: bool
 ) -> None:
-    standing = Standing(failed_steps=failed_steps, respawns=respawns)
-    bounds = Bounds(max_failed_steps=3, max_respawns=2, restartable=restartable)
-    assert decide(evidence, standing, bounds) is (restartable_action if restartable else fixed_action)
-    stopping = Bounds(max_failed_steps=3, max_respawns=2, restartable=restartable, stopping=True)
-    assert decide(evidence, standing, stopping) is DIE
+    bounds = Bounds(max_failed_steps=3, restartable=restartable)
+    assert decide(evidence, failed_steps, bounds) is (restartable_action if restartable else fixed_action)
+    stopping = Bounds(max_failed_steps=3, restartable=restartable, stopping=True)
+    assert decide(evidence, failed_steps, stopping) is DIE
 
 
 def test_ranks_that_compute_together_do_not_go_on_after_one_failed() -> None:
     """The others stand in a collective that nobody finishes; a stale answer is no such thing."""
-    bounds = Bounds(max_failed_steps=3, max_respawns=2, restartable=True, several=True)
-    assert decide(Evidence.FAILED, Standing(), bounds) is RESPAWN
-    assert decide(Evidence.FAILED, Standing(respawns=2), bounds) is DIE
-    assert decide(Evidence.STALE, Standing(), bounds) is VOID
-    fixed = Bounds(max_failed_steps=3, max_respawns=2, restartable=False, several=True)
-    assert decide(Evidence.FAILED, Standing(), fixed) is DIE
-
-
-def test_the_standing_counts_what_was_done() -> None:
-    standing = Standing()
-    for action, evidence in (
-        (VOID, Evidence.STALE),
-        (VOID, Evidence.FAILED),
-        (RESPAWN, Evidence.LOST),
-        (RESPAWN, Evidence.HUNG),
-    ):
-        standing = standing.counting(action, evidence)
-    assert standing == Standing(failed_steps=1, respawns=2)
+    bounds = Bounds(max_failed_steps=3, restartable=True, several=True)
+    assert decide(Evidence.FAILED, 0, bounds) is RESPAWN
+    assert decide(Evidence.STALE, 0, bounds) is VOID
+    fixed = Bounds(max_failed_steps=3, restartable=False, several=True)
+    assert decide(Evidence.FAILED, 0, fixed) is DIE
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from enginebay.engine.client import InProcessClient
 from enginebay.engine.replicas.replicas import ReplicaSet
 from enginebay.errors import EngineDead, WorkerLost
+from enginebay.messages import ReadStatus
 from support.fake_engine import FakeEngine
 from support.groups import PATIENCE, Groups, Sink, ask, run, until
 
@@ -50,6 +51,9 @@ def test_the_death_of_a_group_is_its_requests_own(make_groups: Callable[..., Gro
     assert groups.set.loads == (None, 0)
     groups.set.check_alive()
     assert groups.set.stats().finished >= 5  # a dead group says how it stood last
+    health = groups.set.control(ReadStatus()).result(PATIENCE).health
+    assert health is not None
+    assert (health.healthy, health.why) == (False, "group 0 is lost")
 
 
 def test_the_engine_is_dead_when_its_last_group_is(make_groups: Callable[..., Groups]) -> None:

@@ -28,6 +28,22 @@ def test_a_token_acquits() -> None:
     assert suspicion.alone is None
 
 
+def test_accusations_stand_until_a_token_comes() -> None:
+    suspicion = Suspicion()
+    suspicion.died(["a"])
+    suspicion.died(["b"])
+    assert suspicion.alone is None
+    suspicion.died(["a", "c"])
+    assert (suspicion.alone, suspicion.known) == ("a", ("a", "b", "c"))
+
+
+def test_of_two_that_kill_the_second_is_found_with_fewer_deaths() -> None:
+    suspicion = Suspicion()
+    deaths = [(["a", "b", "c"], None), (["a", "b", "c"], None), (["a"], "a"), (["b", "c"], None), (["b"], "b")]
+    assert [suspicion.died(present) for present, _ in deaths] == [convict for _, convict in deaths]
+    assert (suspicion.alone, suspicion.known) == (None, ("c",))
+
+
 def test_a_death_before_the_suspect_ran_convicts_nobody() -> None:
     suspicion = Suspicion()
     suspicion.died(["a", "b"])

@@ -209,3 +209,24 @@ def test_waits_grow_to_their_limit(failures: int, draw: float) -> None:
     assert 0.0 <= wait <= 60.0
     assert (wait == 0.0) is (failures == 0)
     assert [back_off.after(number, 0.0) for number in range(8)] == [0, 1, 2, 4, 8, 16, 32, 60]
+
+
+def test_one_that_lived_until_it_was_told_to_end_has_succeeded() -> None:
+    stand = Stand()
+    stand.book.set(status(READY))
+    stand.book.advance("a", Phase.TERMINATING)
+    free = Condition(kind="Reclaimed", truth=Truth.TRUE, reason="Free")
+    stand.book.end("a", asked=True, reclaimed=free)
+    assert (_get(stand).phase, _get(stand).reason) == (Phase.SUCCEEDED, "Stopped")
+    said = _get(stand).condition("Reclaimed")
+    assert said is not None
+    assert (said.truth, said.reason) == (Truth.TRUE, "Free")
+
+
+def test_what_comes_too_late_for_one_that_ends_is_no_fault() -> None:
+    stand = Stand()
+    stand.book.set(status(Phase.LOADING))
+    stand.book.terminate("a", signal=9)
+    assert not stand.book.advance("a", READY)
+    assert not stand.book.advance("a", Phase.TERMINATING)
+    assert (_get(stand).phase, stand.book.num_illegal) == (Phase.RECLAIMING, 0)

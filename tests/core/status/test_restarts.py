@@ -109,3 +109,40 @@ def test_unknown_never_ages_into_reclaimed(findings: list[Finding], waited: floa
     assert (standing is Standing.FREE) is proven
     assert bool(words) is not proven
     assert (standing is Standing.QUARANTINED) is (not proven and waited >= limit)
+
+
+def test_what_is_forgiven_counts_no_more() -> None:
+    restarts = Restarts(RestartRules(per_slot=2))
+    for turn in range(6):
+        ending = Ending(slot="a", at=float(turn), phase=Phase.READY, signature="SIGKILL", ready_for=1.0)
+        verdict = restarts.after(ending, 0.0)
+        assert isinstance(verdict, Restart)
+        assert verdict.number == turn % 2 + 1
+        if turn % 2:
+            restarts.forgive(["a", "unknown"])
+
+
+def test_how_many_failed_starts_are_enough_and_how_long_is_waited_is_set() -> None:
+    restarts = Restarts(RestartRules(failed_starts=3, longest_wait=1.5))
+    verdicts = [
+        restarts.after(Ending(slot="a", at=float(turn), phase=Phase.LOADING, signature="ExitCode1"), 0.0)
+        for turn in range(3)
+    ]
+    assert verdicts == [
+        Restart(after=0.0, number=1),
+        Restart(after=1.0, number=2),
+        GiveUp(why="it failed 3 times in Loading in the same way (ExitCode1)", at_start=True),
+    ]
+    first = Restarts(RestartRules(failed_starts=1))
+    assert first.after(Ending(slot="a", at=0.0, phase=Phase.READY, signature="x", ready_for=1.0), 0.0) == Restart(
+        after=0.0, number=1
+    )
+    assert first.after(Ending(slot="a", at=1.0, phase=Phase.LOADING, signature="x"), 0.0) == GiveUp(
+        why="it failed once in Loading in the same way (x)", at_start=True
+    )
+    never = Restarts(RestartRules(longest_wait=0.0))
+    waits = [
+        never.after(Ending(slot="a", at=float(turn), phase=Phase.READY, signature="x", ready_for=1.0), 0.5)
+        for turn in range(3)
+    ]
+    assert [one.after for one in waits if isinstance(one, Restart)] == [0.0, 0.0, 0.0]

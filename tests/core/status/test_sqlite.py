@@ -14,6 +14,7 @@ import pytest
 
 from enginebay.interfaces import StatusConflict, StatusSinkContext
 from enginebay.messages import Phase, Slot, StatusRecord
+from enginebay.status.sinks import _schema
 from enginebay.status.sinks.sqlite import SqliteSink, SqliteSinkOptions, read_history
 from enginebay.status.statehome import next_epoch, state_home
 from support.status import SLOT, status
@@ -88,6 +89,7 @@ from pathlib import Path
 from support.status import status
 from enginebay.interfaces import StatusSinkContext
 from enginebay.messages import Phase, StatusRecord
+from enginebay.status.sinks import _schema
 from enginebay.status.sinks.sqlite import SqliteSink, SqliteSinkOptions
 options = SqliteSinkOptions(path=Path(sys.argv[1]))
 sink = SqliteSink(StatusSinkContext(options=options, engine="dead", wall=lambda: 500.0))
@@ -158,3 +160,36 @@ def test_where_state_lies() -> None:
     assert state_home({"ENGINEBAY_STATE": "/a", "XDG_STATE_HOME": "/b"}) == Path("/a")
     assert state_home({"XDG_STATE_HOME": "/b"}) == Path("/b/enginebay")
     assert state_home({}) == Path(os.path.expanduser("~/.local/state/enginebay"))
+
+
+def test_an_engine_that_could_not_enter_enters_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would know, after its end, whose slots these were."""
+    monkeypatch.setattr(_schema, "_BUSY_SECONDS", 0.01)
+    _sink(path, "other").records()
+    with sqlite3.connect(path, isolation_level=None) as other:
+        sink = _sink(path)
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                sink.write(StatusRecord(status=status(), version=1), "")
+        other.execute("ROLLBACK")
+        sink.write(StatusRecord(status=status(), version=1), "")
+        assert [name for (name,) in other.execute("SELECT engine FROM engines ORDER BY engine")] == ["one", "other"]
+    other.close()
+    sink.close()
+
+
+def test_a_write_that_finds_the_disk_full_leaves_the_sink_usable(path: Path) -> None:
+    sink = _sink(path)
+    tag = sink.write(StatusRecord(status=status(), version=1), "")
+    assert sink._connection is not None
+    (pages,) = sink._connection.execute("PRAGMA page_count").fetchone()
+    sink._connection.execute(f"PRAGMA max_page_count = {pages}")
+    long = StatusRecord(status=status(message="x" * 100_000), version=2)
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            sink.write(long, tag)
+    sink._connection.execute("PRAGMA max_page_count = 1000000")
+    assert sink.read(SLOT) is not None
+    assert sink.write(long, tag) != tag
+    sink.close()

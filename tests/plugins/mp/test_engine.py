@@ -48,6 +48,25 @@ def workers() -> list[int]:
     return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE and WORKER in child.cmdline()]
 
 
+def test_a_request_that_kills_its_worker_is_found_and_ends_alone(fake: Installed, census: Census) -> None:  # R3
+    sets = ["executor.use=mp", "recovery.longest_wait=0"]
+    with LLM(config=fake.config(), sets=sets) as llm:
+        answers = llm.generate(["say:hello", "poison", "say:and on"], errors="return")
+        assert [answer.text for answer in answers] == ["hello", "", "and on"]
+        assert [re.sub(r"pid \d+", "pid N", answer.error or "") for answer in answers] == [
+            "",
+            (
+                "the workers were lost each of the three times that it ran, the last time alone: "
+                "rank 0 of 1: its process (pid N) was killed (signal 9, SIGKILL) in execute_model"
+            ),
+            "",
+        ]
+        said = llm.health()
+        assert said.healthy
+        assert [one.restarts for one in said.workers] == [3]
+    census.check()
+
+
 def test_requests_in_flight_go_on_when_the_worker_is_killed_or_stopped(
     fake: Installed, census: Census, caplog: pytest.LogCaptureFixture
 ) -> None:  # X4, X5

@@ -100,6 +100,7 @@ class Controls:
                 return ControlDone(values=tuple(one.path.encode() for one in written))
             case Resume():
                 self._life.draining = False
+                self._parts.roster.drain(False)
                 return ControlDone()
             case ReadStatus():
                 return self._status()

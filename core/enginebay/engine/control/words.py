@@ -10,9 +10,9 @@ import msgspec
 
 from enginebay.engine.control.tensors import ChunkOfTensors, Command, chunks_of
 from enginebay.errors import InvalidRequest
-from enginebay.messages import CallWorkers, Control, ControlDone, StartProfile, UpdateWeights
+from enginebay.messages import CallWorkers, Control, ControlDone, EngineHealth, StartProfile, UpdateWeights
 
-__all__ = ["call_command", "checked", "paths_of", "profile_command", "tensor_commands", "update_command"]
+__all__ = ["call_command", "checked", "health_of", "paths_of", "profile_command", "tensor_commands", "update_command"]
 
 Tensors = Iterable[tuple[str, Any]]
 
@@ -72,6 +72,11 @@ def _as_bytes(payload: object) -> bytes:
 def profile_command(folder: str | Path) -> StartProfile:
     """The command that starts a recording."""
     return StartProfile(folder=str(Path(folder).absolute()))
+
+
+def health_of(done: ControlDone) -> EngineHealth:
+    """What ``ReadStatus`` was answered; an engine of an earlier version says nothing, and is not known to be well."""
+    return done.health or EngineHealth(healthy=False, why="the engine does not say how it is")
 
 
 def paths_of(done: ControlDone) -> list[Path]:

@@ -14,13 +14,24 @@ from enginebay.engine.control.tensors import AbortTensors, Command, FinishTensor
 from enginebay.engine.control.words import (
     call_command,
     checked,
+    health_of,
     paths_of,
     profile_command,
     tensor_commands,
     update_command,
 )
 from enginebay.engine.front.front import Front
-from enginebay.messages import ControlDone, Drain, ReadStatus, ResetPrefixCache, Resume, Sleep, StopProfile, WakeUp
+from enginebay.messages import (
+    ControlDone,
+    Drain,
+    EngineHealth,
+    ReadStatus,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StopProfile,
+    WakeUp,
+)
 
 __all__ = ["AsyncLLMControl"]
 
@@ -96,6 +107,10 @@ class AsyncLLMControl(ABC):
     async def status(self) -> dict[str, str]:
         """How the engine stands, in words."""
         return dict((await self._ask(ReadStatus())).facts)
+
+    async def health(self) -> EngineHealth:
+        """Whether the engine does what it is asked, and how its workers stand; answered at once, also by a hung one."""
+        return health_of(await self._ask(ReadStatus()))
 
     @abstractmethod
     def _live(self) -> Front: ...

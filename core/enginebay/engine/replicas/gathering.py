@@ -17,6 +17,7 @@ from enginebay.messages import (
     CallWorkers,
     ControlDone,
     Drain,
+    EngineHealth,
     ReadStatus,
     Resume,
     SchedulerStats,
@@ -118,10 +119,12 @@ class ControlInTurn(Future[ControlDone]):
         send: Callable[[int], Future[ControlDone]],
         on_end: Callable[[BaseException | None, int], None] = lambda error, num_done: None,
         facts: Mapping[str, str] | None = None,
+        lost: Sequence[int] = (),
     ) -> None:
         """``on_end`` is told, before whoever waits is, of the error and of how many groups have done it; ``facts`` are
-        said in the place of what the groups say."""
+        said in the place of what the groups say, and ``lost`` are those that have ended, and are not asked."""
         super().__init__()
+        self._lost = lost
         self._on_end = on_end
         self._facts = facts or {}
         self._runtime = runtime
@@ -175,7 +178,8 @@ class ControlInTurn(Future[ControlDone]):
                 return
             answers = _values(self._runtime, self._parts)
             values = tuple(value for one in answers for value in one.values)
-            self.set_result(ControlDone(values=values, facts={**merged([one.facts for one in answers]), **self._facts}))
+            facts = {**merged([one.facts for one in answers]), **self._facts}
+            self.set_result(ControlDone(values=values, facts=facts, health=_together(answers, self._lost)))
         except InvalidStateError:  # two parts ended at the same time, and the other was first
             return
 
@@ -185,6 +189,21 @@ class ControlInTurn(Future[ControlDone]):
         said = copy.copy(error)
         said.args = (f"group {group} did not {self._name}, which group {', '.join(done)} did already: {error}",)
         return said
+
+
+def _together(answers: Sequence[ControlDone], lost: Sequence[int]) -> EngineHealth | None:
+    """All groups' health as one: the engine is well when each is, and none is lost."""
+    said = [one.health for one in answers if one.health is not None]
+    if not said:
+        return None
+    faults = [f"group {group} is lost" for group in lost] + [one.why for one in said if one.why]
+    return EngineHealth(
+        healthy=not faults and all(one.healthy for one in said),
+        why="; ".join(dict.fromkeys(faults)),
+        workers=tuple(worker for one in said for worker in one.workers),
+        sinks=said[0].sinks,
+        wall=max(one.wall for one in said),
+    )
 
 
 def _values(runtime: Runtime, done: Sequence[Future[T]]) -> list[T]:

@@ -106,7 +106,7 @@ class ReplicaSet:
             raise self._end()
         with self._unison.growing():
             core = another(len(self._cores), living[0])
-            core.life.draining = living[0].life.draining
+            core.drain(living[0].life.draining)
             return self.add(core)
 
     @property
@@ -247,8 +247,8 @@ class ReplicaSet:
         self.check_alive()
         groups = [group for group, load in enumerate(self.loads) if load is not None]
         commands = for_each_group(command, [self._num_ranks] * len(groups))
-        clients = [self._clients[group] for group in groups]
-        return self._unison.control(self._runtime, command, groups, lambda i: clients[i].control(commands[i]))
+        clients, count = [self._clients[group] for group in groups], len(self._cores)
+        return self._unison.control(self._runtime, command, groups, lambda i: clients[i].control(commands[i]), count)
 
     def ask_to_stop(self) -> None:
         """Ask all groups for their ends and wait for nothing: from any thread, at any time."""

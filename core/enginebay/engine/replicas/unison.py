@@ -56,14 +56,19 @@ class Unison:
                 self._num_growing -= 1
 
     def control(
-        self, runtime: Runtime, command: Command, groups: Sequence[int], send: Callable[[int], Future[ControlDone]]
+        self,
+        runtime: Runtime,
+        command: Command,
+        groups: Sequence[int],
+        send: Callable[[int], Future[ControlDone]],
+        num_groups: int = 0,
     ) -> Future[ControlDone]:
-        """``ControlInTurn``. Raises when the command has to wait."""
+        """``ControlInTurn``. Of ``num_groups``, those that are not asked are lost. Raises when it has to wait."""
         if not isinstance(command, QUIET) or isinstance(command, AbortTensors):
             at_odds = self._at_odds and isinstance(command, ReadStatus)
-            return ControlInTurn(
-                runtime, command, groups, send, facts={"state": "groups of different weights"} if at_odds else None
-            )
+            facts = {"state": "groups of different weights"} if at_odds else None
+            lost = [group for group in range(num_groups) if group not in groups]
+            return ControlInTurn(runtime, command, groups, send, facts=facts, lost=lost)
         with self._lock:
             if self._num_growing:
                 raise EngineBusy(f"{command.__struct_config__.tag} has to wait: another group is being started")

@@ -9,7 +9,7 @@ from typing import Any
 from enginebay.config import EngineConfig, Resolved
 from enginebay.engine.startup._accelerators import accelerator_here
 from enginebay.errors import CapabilityError, PluginBroken, PluginError, in_words, is_interrupt, one_line, shown
-from enginebay.interfaces import ExecutorPlugin, Kind, RunnerPlugin
+from enginebay.interfaces import ExecutorPlugin, ExtensionPlugin, Kind, RunnerPlugin
 from enginebay.messages import ModelInfo
 from enginebay.plugins import Loaded, PluginHost
 
@@ -166,10 +166,11 @@ def _asked(runner: RunnerPlugin[Any], name: str, question: Callable[[], Any]) ->
     return None if answer is None else one_line(" ".join(answer.split())).rstrip(".") or "it gave no reason"
 
 
-def foreseen(runner: Loaded[RunnerPlugin[Any]]) -> Mapping[str, tuple[str, str]]:
-    """What the runner says of itself before it is started, each with its reason."""
+def foreseen(loaded: Loaded[RunnerPlugin[Any]] | Loaded[ExtensionPlugin[Any]]) -> Mapping[str, tuple[str, str]]:
+    """What a runner or an extension says of itself before it is started, each with its reason."""
     try:
-        told = runner.plugin.foresees(runner.options)
+        told = loaded.plugin.foresees(loaded.options)
         return {str(name): (str(value), str(why)) for name, (value, why) in told.items()}
     except Exception as error:
-        raise PluginBroken(f"runner '{runner.plugin.name}' is broken: foresees() raised {in_words(error)}") from error
+        who = f"{loaded.identity.kind} '{loaded.plugin.name}'"
+        raise PluginBroken(f"{who} is broken: foresees() raised {in_words(error)}") from error

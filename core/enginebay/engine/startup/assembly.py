@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from enginebay.engine.startup.budget import block_budget, longest_request
 from enginebay.engine.startup.core_parts import Standing, core_parts
 from enginebay.engine.startup.ground import Ground, lay_ground
 from enginebay.engine.startup.plan import Plan
+from enginebay.engine.startup.supervise import supervise
 from enginebay.engine.startup.texts import read_tokenizer
+from enginebay.engine.supervision import Supervision
 from enginebay.errors import StartFailed, WorkerHung, WorkerLost
 from enginebay.interfaces import Executor
+from enginebay.messages import Phase
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime
 from enginebay.text import Tokenizer
@@ -48,9 +52,11 @@ class Alongside:
     """What the start of one group has to do with those beside it.
 
     ``launched`` is told of the executor when its workers are connected, and raises when the start is given up.
-    ``observers`` hear of the core's steps, requests and end; of the engine's start others tell.
+    ``observers`` hear of the core's steps, requests and end; of the engine's start others tell, and others end its
+    ``supervision``.
     """
 
+    supervision: Supervision
     launched: Callable[[Executor[Any]], None]
     observers: Observers
 
@@ -72,11 +78,20 @@ def start_in(
     """
     span.set_attributes(_attributes(plan))
     _log.info("runner %s", next(f"{item.value}: {item.why}" for item in plan.in_force if item.name == "runner"))
-    ground, made = lay_ground(plan, runtime, host.hooks)
+    supervision = supervise(plan, runtime) if alongside is None else alongside.supervision
+    try:
+        ground, made = lay_ground(plan, runtime, host.hooks, supervision)
+    except BaseException:
+        if alongside is None:
+            supervision.stop()
+        raise
+    if alongside is None:
+        ground = dataclasses.replace(ground, release=functools.partial(_release, ground, supervision))
     if lender is not None:
         ground.life.have_weights(path=lender.life.path, version=lender.life.version, given=lender.life.given)
     try:
         with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
+            ground.roster.renew(ground.generation.current)
             bring_up = BringUp(ground, traceparent=tracing.traceparent(launch))
             bring_up.launch()
             if alongside is not None:
@@ -91,8 +106,9 @@ def start_in(
         core = EngineCore(core_parts(ground, standing, tokenizer, observers=observers, agreement=agreement))
         span.set_attributes({tracing.KV_BLOCKS: standing.budget.num_blocks, **_kernel(standing.workers)})
     except BaseException as error:
+        ground.roster.failed(error)
         try:
-            ground.executor.stop(runtime.clock.now() + plan.config.deadlines.stop)
+            ground.roster.stop(ground.executor, runtime.clock.now() + plan.config.deadlines.stop)
         finally:
             ground.release()
         if isinstance(error, (WorkerLost, WorkerHung)):  # there was no engine yet that could have lost one
@@ -101,6 +117,13 @@ def start_in(
     if alongside is None:
         host.hooks.engine_started(core.in_force)
     return core
+
+
+def _release(ground: Ground, supervision: Supervision) -> None:
+    try:
+        ground.release()
+    finally:
+        supervision.stop()
 
 
 def _bring_up(ground: Ground, bring_up: BringUp, agreement: Agreement | None, lender: Lender | None) -> Standing:
@@ -130,6 +153,7 @@ def _bring_up(ground: Ground, bring_up: BringUp, agreement: Agreement | None, le
         in_force["longest request"] = note
     bring_up.allocate(budget.num_blocks)
     bring_up.warm_up()
+    ground.roster.enter(Phase.READY)
     return Standing(workers=workers, budget=budget, longest=longest, in_force=in_force)
 
 

@@ -26,6 +26,7 @@ from enginebay.messages import (
     LoadModel,
     MemoryAvailable,
     ModelLoaded,
+    Phase,
     PluginIdentity,
     PluginsLoaded,
     Replies,
@@ -65,7 +66,7 @@ class LoadedWorkers:
 
 
 class BringUp:
-    """Takes one group's workers from nothing to warm. ``Executor.stop`` is the undo of all of it."""
+    """Takes one group's workers, which are pending, to ready. ``Roster.stop`` is the undo of all of it."""
 
     def __init__(self, ground: Ground, *, traceparent: str) -> None:
         """For the generation that is current now."""
@@ -74,7 +75,7 @@ class BringUp:
         self._lookout = Lookout(
             ground.watch, ground.executor, ground.runtime, heartbeat=plan.config.deadlines.heartbeat
         )
-        self._rendezvous = ground.rendezvous
+        self._rendezvous, self._roster = ground.rendezvous, ground.roster
         self._workers: tuple[WorkerInfo, ...] = ()
         self._generation = ground.generation.current
         self._traceparent = traceparent
@@ -82,8 +83,7 @@ class BringUp:
     def launch(self) -> None:
         """Spawn the workers and wait for every rank's HELLO."""
         plan = self._plan
-        ids = self._runtime.entropy.stream("incarnations")
-        incarnations = tuple(f"{ids.getrandbits(128):032x}" for _ in plan.world.own_places)
+        incarnations = self._roster.incarnations
         payloads = tuple(
             encode_start_payload(
                 StartPayload(
@@ -115,6 +115,7 @@ class BringUp:
             traceparent=self._traceparent,
         )
         self._watch.expect(incarnations)
+        self._roster.enter(Phase.STARTING)
         try:
             self._workers = self._executor.start(spec).workers
         except EnginebayError:
@@ -125,13 +126,17 @@ class BringUp:
             raise StartFailed(
                 f"executor '{plan.executor.plugin.name}' ({plan.executor.origin}) did not start: {in_words(error)}"
             ) from error
+        self._roster.connected(self._workers)
 
     def load(self, lender: Lender | None = None) -> LoadedWorkers:
         """Plugins, devices, weights (of the model's folder, or a running group's), and what memory is left."""
+        self._roster.enter(Phase.INIT_DEVICE)
         compare_plugins(self._plan, self._call(InitWorker(), PluginsLoaded))
         place = self._rendezvous.open(self._plan.world, self._workers, self._generation)
         devices = self._call(InitDevice(rendezvous=place), DeviceReady)
+        self._roster.enter(Phase.LOADING)
         models = self._call(LoadModel(), ModelLoaded) if lender is None else self._borrow(lender)
+        self._roster.enter(Phase.WARMUP)
         memory = self._call(DetermineAvailableMemory(), MemoryAvailable)
         return LoadedWorkers(devices=tuple(devices), models=tuple(models), memory=tuple(memory))
 

@@ -51,7 +51,7 @@ def core_parts(
     deadlines = plan.config.deadlines
     limits = dataclasses.replace(plan.limits, max_model_len=standing.longest)
     now = runtime.clock.now if agreement is None else lambda: agreement.now
-    respawn: Callable[[], None] | None = None
+    respawn: Callable[[Callable[[], None]], None] | None = None
     if plan.executor.plugin.capabilities.restartable:
         respawn = Respawn(ground, standing.workers, budget.num_blocks)
 
@@ -83,6 +83,7 @@ def core_parts(
         max_model_len=standing.longest,
         generation=ground.generation,
         watch=ground.watch,
+        roster=ground.roster,
         in_force=standing.in_force,
         output_rank=plan.world.output_rank,
         num_ranks=len(plan.world.own_places),

@@ -8,11 +8,13 @@ from typing import Any
 
 from enginebay.engine.life import Life
 from enginebay.engine.replies import Generation
+from enginebay.engine.roster import Roster, slots_of
 from enginebay.engine.startup.plan import Plan
 from enginebay.engine.startup.rendezvous import Rendezvous
+from enginebay.engine.supervision import Supervision
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
-from enginebay.interfaces import Executor, ExecutorContext
+from enginebay.interfaces import Executor, ExecutorContext, WorkerExit
 from enginebay.plugins import Hooks
 from enginebay.runfolder import LazyRunFolder
 from enginebay.runtime import Runtime
@@ -36,12 +38,20 @@ class Ground:
     release: Callable[[], None]
     generation: Generation
     watch: WorkerWatch
+    roster: Roster
     life: Life = field(default_factory=Life)
 
 
-def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks) -> tuple[Ground, Executor[Any]]:
+def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks, supervision: Supervision) -> tuple[Ground, Executor[Any]]:
     """The ground of a group, and the executor as its plugin made it, before extensions wrapped it. Nothing runs yet."""
     generation, watch, folder = Generation(), WorkerWatch(), LazyRunFolder()
+    slots = slots_of(plan.world, plan.config.device.kind)
+    roster = Roster(supervision, slots, runtime.entropy, folder.remains)
+
+    def exited(worker_exit: WorkerExit) -> None:
+        roster.exited(worker_exit)  # first: the watch wakes who reads it
+        watch.exited(worker_exit)
+
     context: ExecutorContext[Any] = ExecutorContext(
         options=plan.executor.options,
         runtime=runtime,
@@ -49,7 +59,7 @@ def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks) -> tuple[Ground, Exec
         unwrap=unwrap,
         next_call_id=generation.next_call_id,
         generation=lambda: generation.current,
-        worker_exited=watch.exited,
+        worker_exited=exited,
         record_resource=folder.record,
         run_folder=folder.path,
         call_timeout=plan.config.deadlines.call,
@@ -80,6 +90,7 @@ def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks) -> tuple[Ground, Exec
         release=release,
         generation=generation,
         watch=watch,
+        roster=roster,
     )
     return ground, made
 

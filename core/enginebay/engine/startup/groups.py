@@ -20,6 +20,8 @@ from enginebay.engine.parts import Observers
 from enginebay.engine.replicas.gathering import merged
 from enginebay.engine.startup.assembly import Alongside, start_in
 from enginebay.engine.startup.plan import Plan
+from enginebay.engine.startup.supervise import supervise
+from enginebay.engine.supervision import Supervision
 from enginebay.errors import StartFailed, in_words
 from enginebay.interfaces import Executor
 from enginebay.messages import RequestSummary, StepReport
@@ -49,40 +51,57 @@ def start_groups(
     Returns them with what is in force, and with what starts one more. Raises what the first group that failed raised,
     when all that was started has been stopped again.
     """
-    count = plan.world.data_parallel_size
-    observers = _SharedObservers(host.hooks, count)
-    growth = Growth(plan, runtime, host, tokenizer, observers)
-    if count == 1:
-        alongside = Alongside(launched=lambda executor: None, observers=observers)
-        cores = [start_in(span, plan, runtime, host, tokenizer, alongside=alongside)]
-    else:
-        starts = _Starts(count, runtime, plan.config.deadlines)
-        alongside = Alongside(launched=starts.launched, observers=observers)
-        for index in range(count):
-            its = dataclasses.replace(runtime, entropy=runtime.entropy.branch(f"group {index}"))
-            start = functools.partial(
-                start_in, span, group_plan(plan, index), its, host, tokenizer, alongside=alongside
-            )
-            starts.begin(index, functools.partial(contextvars.copy_context().run, start))
-        cores = starts.wait()
+    supervision = supervise(plan, runtime)
+    observers = _SharedObservers(host.hooks, plan.world.data_parallel_size, supervision)
+    alongside = Alongside(supervision=supervision, launched=lambda executor: None, observers=observers)
+    try:
+        if plan.world.data_parallel_size == 1:
+            cores = [start_in(span, plan, runtime, host, tokenizer, alongside=alongside)]
+        else:
+            cores = _start_several(span, plan, runtime, host, tokenizer, alongside)
+    except BaseException:
+        supervision.stop()
+        raise
+    growth = Growth(plan, runtime, host, tokenizer, alongside, observers.one_more)
     in_force = merged([core.in_force for core in cores])
     host.hooks.engine_started(in_force)
     return cores, in_force, growth
 
 
+def _start_several(
+    span: trace.Span, plan: Plan, runtime: Runtime, host: PluginHost, tokenizer: Tokenizer, alongside: Alongside
+) -> list[EngineCore]:
+    count = plan.world.data_parallel_size
+    starts = _Starts(count, runtime, plan.config.deadlines)
+    alongside = dataclasses.replace(alongside, launched=starts.launched)
+    for index in range(count):
+        its = dataclasses.replace(runtime, entropy=runtime.entropy.branch(f"group {index}"))
+        start = functools.partial(start_in, span, group_plan(plan, index), its, host, tokenizer, alongside=alongside)
+        starts.begin(index, functools.partial(contextvars.copy_context().run, start))
+    return starts.wait()
+
+
 class Growth:
-    """Starts one more group beside those that run; its weights come from one of them, and no file is read."""
+    """Starts one more group beside those that run; its weights come from one of them, and no file is read.
+
+    ``alongside`` is that of a group whose start is given up by nobody; ``grown`` is called once a group stands.
+    """
 
     def __init__(
-        self, plan: Plan, runtime: Runtime, host: PluginHost, tokenizer: Tokenizer, observers: _SharedObservers
+        self,
+        plan: Plan,
+        runtime: Runtime,
+        host: PluginHost,
+        tokenizer: Tokenizer,
+        alongside: Alongside,
+        grown: Callable[[], None],
     ) -> None:
         self._plan, self._runtime, self._host, self._tokenizer = plan, runtime, host, tokenizer
-        self._observers = observers
+        self._alongside, self._grown = alongside, grown
 
     def another(self, index: int, lender: EngineCore) -> EngineCore:
         """Group ``index``, warm. Raises what its start raises; those that run are as they were."""
         its = dataclasses.replace(self._runtime, entropy=self._runtime.entropy.branch(f"group {index}"))
-        alongside = Alongside(launched=lambda executor: None, observers=self._observers)
         with tracing.span(tracing.ENGINE_START) as span:
             core = start_in(
                 span,
@@ -90,10 +109,10 @@ class Growth:
                 its,
                 self._host,
                 self._tokenizer,
-                alongside=alongside,
+                alongside=self._alongside,
                 lender=lender.lender,
             )
-        self._observers.one_more()
+        self._grown()
         return core
 
 
@@ -172,10 +191,12 @@ class _Starts:
 
 
 class _SharedObservers:
-    """The observers of one engine, told by the cores of all its groups: it stops when the last group does."""
+    """The observers of one engine, told by the cores of all its groups: it stops when the last group does, and its
+    supervision then."""
 
-    def __init__(self, inner: Observers, num_groups: int) -> None:
+    def __init__(self, inner: Observers, num_groups: int, supervision: Supervision) -> None:
         self._inner = inner
+        self._supervision = supervision
         self._running = list(range(num_groups))
 
     def step_finished(self, report: StepReport) -> None:
@@ -190,4 +211,5 @@ class _SharedObservers:
 
     def engine_stopped(self) -> None:
         if self._running.pop() == 0:  # the last one; a pop is one thread's, as a subtraction is not
+            self._supervision.stop()
             self._inner.engine_stopped()

@@ -24,6 +24,7 @@ from enginebay.interfaces import (
     RunnerPlugin,
     SchedulerLimits,
     SchedulerPlugin,
+    StatusSinkPlugin,
     WorkerExtensionPlugin,
 )
 from enginebay.messages import ModelInfo, WorldPlan
@@ -57,6 +58,7 @@ class Plan:
     depth: int = 1
     extensions: tuple[Loaded[ExtensionPlugin[Any]], ...] = ()
     worker_extensions: tuple[Loaded[WorkerExtensionPlugin[Any]], ...] = ()
+    status_sinks: tuple[Loaded[StatusSinkPlugin[Any]], ...] = ()
 
 
 def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None) -> Plan:
@@ -79,6 +81,7 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
     in_workers = host.load_worker_extensions(
         config.worker.extensions, config.worker.options, resolved.source("worker.options")
     )
+    sinks = host.load_status_sinks(config.status.sinks, config.status.options, resolved.source("status"))
     check_fit(
         config,
         executor=executor.plugin,
@@ -113,10 +116,11 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         dtype=settled.dtype,
         cache_dtype=settled.cache_dtype,
         prefix_caching=settled.prefix_caching,
-        in_force=(*parts, *_settled_in_force(resolved, settled, overlap, runner)),
+        in_force=(*parts, *_settled_in_force(resolved, settled, overlap, runner), *_sinks(resolved, sinks)),
         depth=depth,
         extensions=extensions,
         worker_extensions=in_workers,
+        status_sinks=sinks,
     )
 
 
@@ -154,6 +158,7 @@ def _parts_in_force(
             InForce(f"extension {one.plugin.name}", _compact(one), f"{one.origin}; {resolved.source('extensions')}")
             for one in extensions
         ),
+        *(InForce(name, value, why) for one in extensions for name, (value, why) in foreseen(one).items()),
         *(InForce(f"worker extension {one.plugin.name}", _compact(one), one.origin) for one in in_workers),
     ]
     if passes := host.graph_passes([runner, *in_workers]):
@@ -206,6 +211,14 @@ def _settled_in_force(
     )
 
 
+def _sinks(resolved: Resolved, sinks: tuple[Loaded[StatusSinkPlugin[Any]], ...]) -> Iterator[InForce]:
+    if not sinks:
+        yield InForce("status sinks", "none", resolved.origin("status.sinks"))
+    for one in sinks:
+        why = f"{one.origin}; {resolved.origin('status.sinks')}"
+        yield InForce(f"status sink {one.plugin.name}", _compact(one), why)
+
+
 def _groups(resolved: Resolved, world: WorldPlan) -> tuple[InForce, ...]:
     if world.data_parallel_size == 1:
         return ()
@@ -227,4 +240,4 @@ def _scheduler_options(resolved: Resolved, scheduler: Loaded[SchedulerPlugin[Any
 
 def _compact(one: Loaded[Any]) -> str:
     options: Mapping[str, Any] = one.options.model_dump(mode="json")
-    return ", ".join(f"{k} = {v}" for k, v in options.items()) or "loaded"
+    return ", ".join(f"{k} = {'unset' if v is None else v}" for k, v in options.items()) or "loaded"

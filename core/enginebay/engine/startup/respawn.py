@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from enginebay import tracing
+from enginebay.engine.recovery import NoWayBack
 from enginebay.engine.startup.bringup import BringUp, LoadedWorkers
 from enginebay.engine.startup.ground import Ground
 from enginebay.errors import StartFailed
+from enginebay.messages import Phase
 
 __all__ = ["Respawn"]
 
@@ -14,8 +18,8 @@ class Respawn:
     """``CoreParts.respawn`` of an executor that is restartable.
 
     The ledger's requests were admitted for the first workers, so the new ones must have loaded the same plugins, and
-    must get as many KV blocks of the same kind. Raises ``StartFailed`` when they cannot, ``WorkerLost`` when one of
-    them ends; each phase has the deadline that it has in a start.
+    must get as many KV blocks of the same kind. Raises ``StartFailed`` when they cannot (``NoWayBack`` when no
+    others could), ``WorkerLost`` when one of them ends; each phase has the deadline that it has in a start.
     """
 
     def __init__(self, ground: Ground, first: LoadedWorkers, num_blocks: int) -> None:
@@ -23,17 +27,20 @@ class Respawn:
         self._specs = [model.kv_cache_spec for model in first.models]
         self._num_blocks = num_blocks
 
-    def __call__(self) -> None:
-        """Stop what is left of the old workers, and return when the new ones are warm, on the weights in force.
+    def __call__(self, pause: Callable[[], None]) -> None:
+        """Stop what is left of the old workers, ``pause``, and return when new ones are warm, on the weights in force.
 
         Weights that were given as tensors nobody has kept: then there is no way back.
         """
         ground, plan, life = self._ground, self._ground.plan, self._ground.life
-        ground.executor.stop(ground.runtime.clock.now() + plan.config.deadlines.stop)
+        ground.roster.stop(ground.executor, ground.runtime.clock.now() + plan.config.deadlines.stop)
+        ground.roster.reclaim(plan.config.recovery.reclaim)
         if life.given:
-            raise StartFailed(
+            raise NoWayBack(
                 f"the weights in force{life.named} were given as tensors, and the workers that had them are gone"
             )
+        ground.roster.renew(ground.generation.current)
+        pause()
         with tracing.span(tracing.EXECUTOR_LAUNCH, {tracing.WORLD_SIZE: len(plan.world.ranks)}) as launch:
             launch.set_attribute(tracing.GENERATION, ground.generation.current)
             bring_up = BringUp(ground, traceparent=tracing.traceparent(launch))
@@ -46,7 +53,7 @@ class Respawn:
             workers.tell(ground.hooks)
             for rank, (was, model) in enumerate(zip(self._specs, workers.models, strict=True)):
                 if model.kv_cache_spec != was:
-                    raise StartFailed(
+                    raise NoWayBack(
                         f"rank {rank} wants another KV cache than the worker before it: load the same model"
                     )
             bring_up.allocate(self._num_blocks)
@@ -54,3 +61,5 @@ class Respawn:
             if life.path:
                 bring_up.update_weights(life.path, life.version)
         life.reborn()
+        ground.roster.enter(Phase.READY)
+        ground.roster.drain(life.draining)

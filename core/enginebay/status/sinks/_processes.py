@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Owner", "is_gone", "this_process"]
+__all__ = ["Owner", "is_gone", "process_of", "this_process"]
 
 
 class Owner(NamedTuple):
@@ -20,7 +20,12 @@ class Owner(NamedTuple):
 
 def this_process() -> Owner:
     """Ours."""
-    return Owner(_boot(), _namespace(), os.getpid(), _start_ticks(os.getpid()) or 0)
+    return process_of(os.getpid())
+
+
+def process_of(pid: int) -> Owner:
+    """One that lives in our pid namespace."""
+    return Owner(_boot(), _namespace(), pid, _start_ticks(pid) or 0)
 
 
 def is_gone(owner: Owner) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from enginebay.interfaces import NoOptions, StatusConflict, StatusSink, StatusSinkContext, Stored
+from enginebay.hookspecs import hookimpl
+from enginebay.interfaces import NoOptions, StatusConflict, StatusSink, StatusSinkContext, StatusSinkPlugin, Stored
 from enginebay.messages import Slot, StatusRecord
 
-__all__ = ["MemorySink"]
+__all__ = ["MemorySink", "enginebay_register_status_sinks"]
 
 
 class MemorySink(StatusSink[NoOptions]):
@@ -39,3 +40,16 @@ class MemorySink(StatusSink[NoOptions]):
     def records(self) -> list[Stored]:
         """See ``StatusSink``."""
         return list(self._held.values())
+
+
+@hookimpl
+def enginebay_register_status_sinks() -> list[StatusSinkPlugin[NoOptions]]:
+    """Offer ``memory``."""
+    return [
+        StatusSinkPlugin(
+            name="memory",
+            factory=MemorySink,
+            summary="Kept in the engine's process, and nowhere else.",
+            lasting=False,
+        )
+    ]

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from enginebay.interfaces import Options, StatusConflict, StatusSink, StatusSinkContext, Stored
+from enginebay.hookspecs import hookimpl
+from enginebay.interfaces import Options, StatusConflict, StatusSink, StatusSinkContext, StatusSinkPlugin, Stored
 from enginebay.messages import Slot, StatusRecord
 from enginebay.status.sinks._processes import Owner, is_gone, this_process
 from enginebay.status.sinks._schema import connect
 from enginebay.status.statehome import state_home
 
-__all__ = ["HistoryRow", "SqliteSink", "SqliteSinkOptions", "read_history"]
+__all__ = ["HistoryRow", "SqliteSink", "SqliteSinkOptions", "enginebay_register_status_sinks", "read_history"]
 
 _GONE: Final = "Gone"
 
@@ -29,10 +30,19 @@ _GONE: Final = "Gone"
 class SqliteSinkOptions(Options):
     """What stands in ``[status.sqlite]``."""
 
-    path: Annotated[Path | None, Field(description="The file; unset: status.sqlite3 in this user's state folder.")] = (
-        None
-    )
+    path: Annotated[
+        Path | None,
+        Field(description="The file, whole path or ~/…; unset: status.sqlite3 in this user's state folder."),
+    ] = None
     history: Annotated[int, Field(ge=0, strict=True, description="Changes that are kept, of all engines.")] = 10_000
+
+    @field_validator("path")
+    @classmethod
+    def _whole(cls, value: Path | None) -> Path | None:
+        path = None if value is None else value.expanduser()
+        if path is not None and not path.is_absolute():
+            raise ValueError(f"must be a whole path, and is '{path}'")
+        return path
 
     @property
     def file(self) -> Path:
@@ -53,6 +63,19 @@ class HistoryRow(NamedTuple):
     message: str
     exit_code: int | None
     signal: int | None
+
+
+@hookimpl
+def enginebay_register_status_sinks() -> list[StatusSinkPlugin[SqliteSinkOptions]]:
+    """Offer ``sqlite``."""
+    return [
+        StatusSinkPlugin(
+            name="sqlite",
+            options=SqliteSinkOptions,
+            factory=SqliteSink,
+            summary="A database in the user's state folder, with a history.",
+        )
+    ]
 
 
 class SqliteSink(StatusSink[SqliteSinkOptions]):
@@ -112,27 +135,30 @@ class SqliteSink(StatusSink[SqliteSinkOptions]):
     @contextmanager
     def _begun(self) -> Iterator[sqlite3.Connection]:
         """A transaction; all of it or nothing."""
-        connection = self._connection or self._open()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield connection
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
+        if self._connection is None:
+            self._connection = self._open()
+        with _transaction(self._connection):
+            yield self._connection
 
     def _open(self) -> sqlite3.Connection:
         connection = connect(self.context.options.file, wall=self.context.wall())
-        self._connection = connection
-        with self._begun():
-            for engine, *owner in connection.execute("SELECT engine, boot, namespace, pid, start_ticks FROM engines"):
-                if is_gone(Owner(*owner)):
-                    self._leave(connection, engine, gone=True)
-            connection.execute(
-                "INSERT OR REPLACE INTO engines VALUES (?, ?, ?, ?, ?, ?)",
-                (self.context.engine, self.context.wall(), *this_process()),
-            )
+        try:
+            with _transaction(connection):
+                self._enter(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _enter(self, connection: sqlite3.Connection) -> None:
+        """Say whose slots these are, and clean up behind those that cannot any more."""
+        for engine, *owner in connection.execute("SELECT engine, boot, namespace, pid, start_ticks FROM engines"):
+            if is_gone(Owner(*owner)):
+                self._leave(connection, engine, gone=True)
+        connection.execute(
+            "INSERT OR REPLACE INTO engines VALUES (?, ?, ?, ?, ?, ?)",
+            (self.context.engine, self.context.wall(), *this_process()),
+        )
 
     def _leave(self, connection: sqlite3.Connection, engine: str, *, gone: bool) -> None:
         """An engine's slots are nobody's any more. ``gone``: it did not say so itself."""
@@ -175,6 +201,18 @@ def read_history(path: Path, limit: int = 100) -> list[HistoryRow]:
         return [HistoryRow(*row) for row in rows][::-1]
     finally:
         connection.close()
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # a full disk ends it by itself
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _held(connection: sqlite3.Connection, engine: str, slot: Slot) -> Stored | None:

@@ -1,0 +1,70 @@
+"""Whom the scheduler is given: all requests, or one alone that may be what workers die of, until that is known.
+
+A step in which workers are lost accuses its requests, by ``Suspicion``. While one is to run alone all others wait in
+the ledger, and one step is in flight at a time, so that the next loss is of that request or of none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from enginebay.engine.ledger import Row
+from enginebay.engine.pipeline import Pipeline
+from enginebay.engine.requests import Requests
+from enginebay.engine.roster import Roster
+from enginebay.engine.suspicion import Suspicion
+from enginebay.messages import EngineRequest
+
+__all__ = ["Isolation"]
+
+
+class Isolation:
+    """One group's. ``alone`` is the request that the scheduler has alone; None: it has all.
+
+    ``alert``: somebody is accused, and each step has to be told of. Without a loss it is False for ever.
+    ``convicted``: a request was ended for what workers died of, and none has got a token since.
+    """
+
+    def __init__(self, requests: Requests, pipeline: Pipeline, roster: Roster) -> None:
+        self.alone: str | None = None
+        self.alert = False
+        self._requests, self._pipeline, self._roster = requests, pipeline, roster
+        self._most = pipeline.depth
+        self._suspicion = Suspicion()
+        self.convicted = False
+
+    def accuse(self) -> Row | None:
+        """The workers were lost in the steps in flight. Returns the request that is convicted of it, if one is."""
+        flights = self._pipeline.in_flight
+        rows = {row.request_id: row for one in flights for row, _ in one.rows.values() if row.finish is None}
+        if not rows:
+            return None  # they did not die of a request
+        self.alert = True
+        convict = self._suspicion.died(rows)
+        return None if convict is None else rows[convict]
+
+    def committed(self, request_ids: Iterable[str]) -> None:
+        """A step brought these a token: none of them is what workers die of.
+
+        And workers that run are sound: what they died of before was the one that is convicted.
+        """
+        self._suspicion.committed(request_ids)
+        if self.convicted and request_ids:
+            self.convicted = False
+            self._roster.forgive()
+
+    def is_over(self) -> bool:
+        """Whether another is to run alone now, or all: then the scheduler has to be filled anew. No step is in flight
+        while one runs alone, between two steps."""
+        for one in self._suspicion.known:
+            if self._requests.ledger.get(one) is None:
+                self._suspicion.ended(one)
+        self.alert = bool(self._suspicion.known) or self.convicted or self.alone is not None
+        return self.alone != self._suspicion.alone
+
+    def admitted(self, requests: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
+        """Those of the live requests that a fresh scheduler is given."""
+        self.is_over()  # who ended meanwhile is not waited for
+        self.alone = self._suspicion.alone
+        self._pipeline.depth = self._most if self.alone is None else 1
+        return requests if self.alone is None else [one for one in requests if one.request_id == self.alone]

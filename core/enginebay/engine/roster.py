@@ -1,0 +1,212 @@
+"""The workers of one group as the status book has them: who stands in each slot, how far it is, how it ended.
+
+The core says here what it does with its workers where it does it, so that every executor's workers have a status. All
+ranks of a group live and end together: one of them lost is the end of their generation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from enginebay.engine.recovery import NoWayBack
+from enginebay.engine.remains import findings_of, with_process
+from enginebay.engine.supervision import Supervision
+from enginebay.engine.watch import cause_of, describe_exit
+from enginebay.errors import EnginebayError, one_line
+from enginebay.interfaces import Executor, WorkerExit
+from enginebay.messages import (
+    Condition,
+    Incarnation,
+    Phase,
+    SinkState,
+    Slot,
+    Truth,
+    WorkerInfo,
+    WorkerStatus,
+    WorldPlan,
+)
+from enginebay.runtime import Entropy
+from enginebay.status import BackOff
+from enginebay.status.reclaim import Reclaim, Standing, judge
+from enginebay.status.restarts import Ending, GiveUp, Restart
+
+__all__ = ["BACK_OFF", "PROGRESSING", "RECLAIMED", "Roster", "slots_of"]
+
+PROGRESSING: Final = "Progressing"
+BACK_OFF: Final = "BackOff"
+RECLAIMED: Final = "Reclaimed"
+_BETWEEN_LOOKS: Final = BackOff(first=0.05, most=1.0)
+_RAN: Final = frozenset({Phase.READY, Phase.DEGRADED, Phase.DRAINING})
+
+
+def slots_of(world: WorldPlan, device: str) -> tuple[Slot, ...]:
+    """The places of the workers that this engine starts; ``device``: the kind that they compute on."""
+    group = world.data_parallel_index
+    return tuple(Slot(group=group, rank=one.rank, device=f"{device}:{one.local_rank}") for one in world.own_places)
+
+
+class Roster:
+    """One group's. ``exited`` and ``stop`` may come from any thread, all else is the thread's that drives the group.
+
+    ``incarnations`` are the ids of the workers in force, in the order of ``slots``.
+    """
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        slots: Sequence[Slot],
+        entropy: Entropy,
+        remains: Callable[[], Sequence[str]] = lambda: (),
+    ) -> None:
+        """``entropy``: where the workers' random ids are drawn; ``remains``: what they had taken and is still there."""
+        self.slots = tuple(slots)
+        self.incarnations: tuple[str, ...] = ()
+        self._supervision, self._book = supervision, supervision.book
+        self._ids = entropy.stream("incarnations")
+        self._restarts = -1
+        self._phase = Phase.PENDING
+        self._ready_at: float | None = None
+        self._first_exit: WorkerExit | None = None
+        self._lost = ""
+        self._remains = remains
+        self._held: dict[str, None] = {}
+        self._asked = True
+
+    def renew(self, generation: int) -> None:
+        """The workers of a new generation are about to be started; those before them are gone."""
+        self.incarnations = tuple(f"{self._ids.getrandbits(128):032x}" for _ in self.slots)
+        self._restarts += 1
+        self._phase, self._ready_at, self._first_exit, self._lost = Phase.PENDING, None, None, ""
+        for slot, one in zip(self.slots, self.incarnations, strict=True):
+            incarnation = Incarnation(id=one, epoch=self._supervision.epoch, generation=generation)
+            self._book.set(WorkerStatus(slot=slot, incarnation=incarnation, restarts=self._restarts))
+
+    def enter(self, phase: Phase) -> None:
+        """All of them are in that phase now; whoever has ended meanwhile stays so."""
+        self._phase = phase
+        if phase is Phase.READY:
+            self._ready_at = self._supervision.now()
+        for one in self.incarnations:
+            self._book.advance(one, phase)
+
+    def connected(self, workers: Sequence[WorkerInfo]) -> None:
+        """They have said who they are."""
+        for worker in workers:
+            status = self._book.get(worker.incarnation)
+            if status is not None:
+                self._book.set(replace(status, incarnation=with_process(status.incarnation, worker)))
+
+    def drain(self, on: bool) -> None:
+        """The group takes no new requests, or does again. Nothing changes for one that is not ready."""
+        if self._phase in _RAN:
+            self._phase = Phase.DRAINING if on else Phase.READY
+            for one in self.incarnations:
+                self._book.advance(one, self._phase)
+
+    def exited(self, worker_exit: WorkerExit) -> None:
+        """``ExecutorContext.worker_exited``."""
+        if self._first_exit is None and worker_exit.incarnation in self.incarnations:
+            self._first_exit = worker_exit
+        self._book.terminate(
+            worker_exit.incarnation,
+            exit_code=worker_exit.exit_code,
+            signal=worker_exit.signal,
+            reason=cause_of(worker_exit),
+            message=describe_exit(worker_exit),
+        )
+
+    def hung(self, why: str) -> None:
+        """They make no progress."""
+        self._say(Condition(kind=PROGRESSING, truth=Truth.FALSE, reason="Hung", message=why))
+
+    def failed(self, error: BaseException) -> None:
+        """They end of ``error``: whoever has no end of its own by then has not succeeded."""
+        self._lost = str(error)
+
+    def lost(self, error: EnginebayError) -> Restart | GiveUp:
+        """They are of no use any more, because of ``error``: whether and when others take their place."""
+        self.failed(error)
+        first, slot = self._first_exit, self.slots[0]
+        if first is not None:
+            slot = self.slots[self.incarnations.index(first.incarnation)]
+        now = self._supervision.now()
+        return self._supervision.after(
+            Ending(
+                slot=slot.name,
+                at=now,
+                phase=self._phase,
+                signature=type(error).__name__ if first is None else cause_of(first),
+                ready_for=None if self._ready_at is None else now - self._ready_at,
+            )
+        )
+
+    def forgive(self) -> None:
+        """What they ended of was a request, which is gone."""
+        self._supervision.forgive(tuple(slot.name for slot in self.slots))
+
+    def back_off(self, restart: Restart, why: str) -> None:
+        """They are started ``restart.after`` seconds from now."""
+        message = f"restart {restart.number} follows in {restart.after:.0f} s: {one_line(why, 300)}"
+        self._say(Condition(kind=BACK_OFF, truth=Truth.TRUE, reason="Crashed", message=message))
+
+    def stop(self, executor: Executor[Any], deadline: float) -> None:
+        """Stop them. Those of whom nothing is left have their end then; of others it is said what holds it back."""
+        self._asked, reason = not self._lost, "Lost" if self._lost else ""
+        for one in self.incarnations:
+            self._book.advance(one, Phase.TERMINATING, reason=reason, message=self._lost)
+        executor.stop(deadline)
+        self._held = dict.fromkeys(self.incarnations)
+        self._look_for_remains(0.0, math.inf)
+
+    def reclaim(self, limit: float) -> None:
+        """Return when nothing is left of those that were stopped, as far as anybody can see.
+
+        Raises ``NoWayBack`` when something is after ``limit`` seconds: its slot is quarantined.
+        """
+        begun, looks = self._supervision.now(), 0
+        while self._held:
+            self._look_for_remains(self._supervision.now() - begun, limit)
+            looks += 1
+            if self._held:
+                self._supervision.wait(_BETWEEN_LOOKS.after(looks, 0.0))
+
+    def _look_for_remains(self, waited: float, limit: float) -> None:
+        remains = self._remains()
+        for one in list(self._held):
+            status = self._book.get(one)
+            if status is None:  # the sinks know its end
+                self._held.pop(one, None)
+                continue
+            findings = findings_of(status.incarnation, remains)
+            unknown = [found.reason for found in findings if found.verdict is Reclaim.UNKNOWN]
+            known = [found for found in findings if found.verdict is not Reclaim.UNKNOWN]
+            standing, words = judge(known, waited=waited, limit=limit)
+            if standing is Standing.FREE:
+                truth = Truth.UNKNOWN if unknown else Truth.TRUE
+                reclaimed = Condition(kind=RECLAIMED, truth=truth, reason=standing, message="; ".join(unknown))
+                self._book.end(one, asked=self._asked, reclaimed=reclaimed)
+                self._held.pop(one, None)
+                continue
+            held = Condition(kind=RECLAIMED, truth=Truth.FALSE, reason=standing, message=words)
+            self._book.set_condition(one, held)
+            self._book.advance(one, Phase.RECLAIMING, reason=status.reason, message=status.message)
+            if standing is Standing.QUARANTINED:
+                what = f"{status.slot.name} is quarantined: what its last worker had taken is not free"
+                raise NoWayBack(f"{what} after {limit:.3g} s: {words}")
+
+    def sinks(self) -> tuple[SinkState, ...]:
+        """How the sinks do, which all groups of the engine share."""
+        return self._supervision.sinks()
+
+    def statuses(self) -> tuple[WorkerStatus, ...]:
+        """How each stands that is known."""
+        found = [self._book.get(one) for one in self.incarnations]
+        return tuple(one for one in found if one is not None)
+
+    def _say(self, condition: Condition) -> None:
+        for one in self.incarnations:
+            self._book.set_condition(one, condition)

@@ -1,0 +1,73 @@
+"""What the groups of one engine share of their supervision: how workers stand, and how often any may start again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from enginebay.interfaces import StatusSink
+from enginebay.messages import SinkState
+from enginebay.runtime import Runtime
+from enginebay.status import StatusManager
+from enginebay.status.restarts import Ending, GiveUp, Restart, RestartRules, Restarts
+
+__all__ = ["LAST_WORDS", "Supervision"]
+
+LAST_WORDS: Final = 2.0
+"""Seconds that an engine which ends waits for its sinks: they are told what they take in it."""
+
+
+class Supervision:
+    """One engine's. ``epoch`` numbers its run among all of this user. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        sinks: Mapping[str, StatusSink[Any]],
+        *,
+        rules: RestartRules | None = None,
+        epoch: int = 0,
+    ) -> None:
+        self.manager = StatusManager(runtime, sinks)
+        self.book = self.manager.book
+        self.epoch = epoch
+        self._runtime, self._clock = runtime, runtime.clock
+        self._restarts = Restarts(rules or RestartRules())
+        self._jitter = runtime.entropy.stream("restarts")
+        self._lock = runtime.lock()
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        return self._clock.now()
+
+    def sinks(self) -> tuple[SinkState, ...]:
+        """How each sink does."""
+        return tuple(
+            SinkState(name=one.name, failures=one.failures, error=one.error, behind=one.behind)
+            for one in self.manager.health()
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Let so much time pass."""
+        try:
+            self._runtime.wait(self._clock.event(), self._clock.now() + seconds)
+        except TimeoutError:
+            return
+
+    def start(self) -> None:
+        """Begin to write to the sinks."""
+        self.manager.start()
+
+    def stop(self) -> None:
+        """Tell the sinks what is still to be told, for ``LAST_WORDS`` seconds at most, and let them go. Idempotent."""
+        self.manager.stop(self._clock.now() + LAST_WORDS)
+
+    def after(self, ending: Ending) -> Restart | GiveUp:
+        """What follows from a worker's end that nobody asked for; it is counted."""
+        with self._lock:
+            return self._restarts.after(ending, self._jitter.random())
+
+    def forgive(self, slots: tuple[str, ...]) -> None:
+        """Their ends so far were no fault of theirs."""
+        with self._lock:
+            self._restarts.forgive(slots)

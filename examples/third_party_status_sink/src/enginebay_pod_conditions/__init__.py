@@ -1,0 +1,1 @@
+"""How the workers stand, as conditions of their Kubernetes pod: a status sink for enginebay."""

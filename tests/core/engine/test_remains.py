@@ -1,0 +1,130 @@
+"""What is left of workers: seen by their processes and by the manifest, waited for, and given up in the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enginebay.engine.recovery import NoWayBack
+from enginebay.engine.remains import findings_of, with_process
+from enginebay.engine.roster import RECLAIMED, Roster, slots_of
+from enginebay.engine.supervision import Supervision
+from enginebay.messages import Incarnation, Phase, WorkerInfo, WorldPlan
+from enginebay.runfolder import LazyRunFolder
+from enginebay.status.reclaim import Reclaim
+from support.clock import FakeClock, fake_runtime
+
+MARK = f"ENGINEBAY_TEST=remains-{os.getpid()}"
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the mark, which ends with the test."""
+    name, _, value = MARK.partition("=")
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    environment = {**os.environ, name: value}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it runs, with its own environment
+        yield process
+        process.kill()
+
+
+def known(pid: int, host: str = "") -> Incarnation:
+    worker = WorkerInfo(rank=0, local_rank=0, incarnation="i", host=host or socket.gethostname(), pid=pid)
+    return with_process(Incarnation(id="i"), worker)
+
+
+def verdicts(incarnation: Incarnation, *remains: str) -> dict[str, Reclaim]:
+    return {found.what: found.verdict for found in findings_of(incarnation, remains)}
+
+
+def test_a_process_is_pending_until_it_is_reaped_or_a_zombie(child: subprocess.Popen[bytes]) -> None:
+    incarnation = known(child.pid)
+    assert verdicts(incarnation) == {"executor": Reclaim.RECLAIMED, "process": Reclaim.PENDING}
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie holds nothing
+    assert verdicts(incarnation)["process"] is Reclaim.RECLAIMED
+    assert verdicts(known(child.pid))["process"] is Reclaim.RECLAIMED
+
+
+def test_of_another_host_nobody_here_can_judge() -> None:
+    assert verdicts(known(os.getppid(), "elsewhere"))["process"] is Reclaim.UNKNOWN
+
+
+def test_a_worker_that_is_a_thread_of_ours_has_no_process_to_look_for() -> None:
+    assert verdicts(known(os.getpid())) == {"executor": Reclaim.RECLAIMED}
+
+
+def test_the_manifest_is_looked_through(
+    child: subprocess.Popen[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = LazyRunFolder(tmp_path_factory.mktemp("r"))  # a short path
+    assert folder.remains() == ()
+    segment = f"enginebay-test-{os.getpid()}"
+    folder.record("process", MARK)
+    folder.record("segment", segment)
+    folder.record("port", "80")
+    assert folder.remains() == (f"process {child.pid}",)
+    (Path("/dev/shm") / segment).touch()  # where named segments are
+    assert folder.remains() == (f"segment {segment}", f"process {child.pid}")
+    child.kill()
+    child.wait()
+    (Path("/dev/shm") / segment).unlink()  # see above
+    assert folder.remains() == ()
+    folder.close()
+    assert folder.remains() == ()
+
+
+class Held:
+    """A roster whose worker's things are free at ``free_at``, on a clock that waits as it is told to."""
+
+    def __init__(self, free_at: float) -> None:
+        self.clock = FakeClock()
+        runtime = fake_runtime(self.clock)
+        self.supervision = Supervision(runtime, {})
+        self.roster = Roster(
+            self.supervision,
+            slots_of(WorldPlan(), "cpu"),
+            runtime.entropy,
+            lambda: ("segment s",) if self.clock.time < free_at else (),
+        )
+        self.roster.renew(0)
+        self.roster.enter(Phase.READY)
+        self.roster.stop(self, self.clock.time)  # type: ignore[arg-type]  # all that is asked of it is to stop
+
+    def stop(self, deadline: float) -> None:
+        pass
+
+    def said(self) -> tuple[str, str, str]:
+        (status,) = self.roster.statuses()
+        condition = status.condition(RECLAIMED)
+        assert condition is not None
+        return status.phase, condition.truth, f"{condition.reason}: {condition.message}"
+
+
+def test_it_is_waited_for_until_nothing_is_left() -> None:  # T14, T15
+    held = Held(free_at=109.0)
+    assert held.said() == ("Reclaiming", "False", "Waiting: manifest: Pending (segment s)")
+    held.roster.reclaim(30.0)
+    assert 109.0 <= held.clock.time < 110.0
+    assert held.said()[1:] == ("True", "Free: ")
+    assert held.supervision.book.entries()[0].record.finished
+
+
+def test_a_slot_that_is_not_free_in_time_is_quarantined_and_said_so() -> None:
+    held = Held(free_at=200.0)
+    with pytest.raises(NoWayBack) as caught:
+        held.roster.reclaim(30.0)
+    assert str(caught.value) == (
+        "group-0/rank-0/cpu:0 is quarantined: what its last worker had taken is not free after 30 s: "
+        "manifest: Pending (segment s)"
+    )
+    assert held.said() == ("Reclaiming", "False", "Quarantined: manifest: Pending (segment s)")
+    assert held.supervision.book.num_illegal == 0
