@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from enginebay.worker.huge_pages import advise_huge_pages
 from enginebay.worker.probing.groups import LayerGroup, places
 from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v1.attention import PagedCache
@@ -25,7 +26,10 @@ def reserve(
     """A cache of that many blocks for these layers; what is in it is anything."""
 
     def pages(kv_heads: int, width: int) -> torch.Tensor:
-        return torch.empty((num_blocks, block_size, kv_heads, width), dtype=dtype, device=device)
+        made = torch.empty((num_blocks, block_size, kv_heads, width), dtype=dtype, device=device)
+        if device.type == "cpu":
+            advise_huge_pages(made.data_ptr(), made.nbytes)
+        return made
 
     by_layer: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for place in places(shapes, groups):

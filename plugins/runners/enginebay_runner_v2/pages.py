@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from enginebay.messages import KVCacheSpec
+from enginebay.worker.huge_pages import advise_huge_pages
 from enginebay.worker.probing.groups import LayerGroup, kv_spec, places
 from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v2.int8_pages import stored_shape
@@ -37,11 +38,17 @@ def reserve(
     by_layer: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for place in places(_stored(shapes, dtype), groups):
         keys, values = (
-            torch.empty((num_blocks, block_size, place.shape.kv_heads, width), dtype=dtype)
+            _pages((num_blocks, block_size, place.shape.kv_heads, width), dtype)
             for width in (place.shape.key_width, place.shape.value_width)
         )
         by_layer |= dict.fromkeys(place.layers, (keys, values))
     return tuple(by_layer[layer] for layer in range(len(shapes)))
+
+
+def _pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    pages = torch.empty(shape, dtype=dtype)
+    advise_huge_pages(pages.data_ptr(), pages.nbytes)
+    return pages
 
 
 def _stored(shapes: Sequence[LayerShape], dtype: torch.dtype) -> list[LayerShape]:
