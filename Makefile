@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kernels demo test check chaos bench bench-peers bench-scheduler bench-size bench-transport clean
+.PHONY: help setup model kernels demo test check chaos bench bench-peers bench-recovery bench-scheduler bench-size bench-transport clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -67,6 +67,10 @@ chaos: $(STAMP)  ## kill and stop workers under load, FAULTS=100 times, and comp
 # beside vLLM's queue when PEERS_HOME (what tests/benchmarks/peers/setup.sh built) is set
 bench-transport: $(STAMP)  ## measure a call to worker processes and its answer
 	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_transport.py $(PYTEST_ARGS)
+
+# options: BENCH_KILLS, BENCH_PAIRS
+bench-recovery: model  ## measure how long a recovery takes, and what being ready for one costs
+	@$(BIN)/python -m pytest -m bench -s tests/benchmarks/test_recovery.py $(PYTEST_ARGS)
 
 # beside vLLM's scheduler when PEERS_HOME (what tests/benchmarks/peers/setup.sh built) is set
 bench-scheduler: model  ## measure a step, a request and a waiting line, and what overlap leaves idle
