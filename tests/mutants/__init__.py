@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mutants import of_blocks, of_overlap, of_recovery, of_requests, of_restarts
+from mutants import of_blocks, of_overlap, of_recovery, of_requests, of_restarts, of_status
 from mutants.patching import Patch
 
 __all__ = ["MUTANTS", "mutated"]
 
 MUTANTS: dict[str, Callable[[Patch], None]] = {
     mutant.__name__: mutant
-    for module in (of_blocks, of_overlap, of_recovery, of_requests, of_restarts)
+    for module in (of_blocks, of_overlap, of_recovery, of_requests, of_restarts, of_status)
     for mutant in module.MUTANTS
 }
 """All mutants by name."""

@@ -64,9 +64,9 @@ def prefix_index_is_kept_over_a_void(patch: Patch) -> None:
 def tokens_ahead_are_kept_over_a_void(patch: Patch) -> None:
     """Tokens that the dropped steps would have drawn still count as on their way."""
 
-    def void(self: Requests, now_ns: int) -> Any:
+    def void(self: Requests, *args: Any) -> Any:
         ahead = {live.row.request_id: live.ahead for live in self._live}
-        requests = original(self, now_ns)
+        requests = original(self, *args)
         for live in self._live:
             live.ahead = ahead[live.row.request_id]
         return requests
@@ -87,10 +87,11 @@ def generation_is_not_raised_at_a_void(patch: Patch) -> None:
 def steps_in_flight_outlive_a_void(patch: Patch) -> None:
     """The steps after the failed one are still waited for."""
 
-    def drop(self: Pipeline, error: Exception, **kwargs: Any) -> None:
+    def drop(self: Pipeline, error: Exception, **kwargs: Any) -> Any:
         kept = list(self.in_flight)[1:]
-        original(self, error, **kwargs)
+        dropped = original(self, error, **kwargs)
         self.in_flight.extend(kept)
+        return dropped
 
     original = patch(Pipeline, "drop", drop)
 
@@ -107,8 +108,8 @@ def refill_forgets_what_was_committed(patch: Patch) -> None:
 def refill_is_in_another_order(patch: Patch) -> None:
     """A fresh scheduler gets the requests last come first."""
 
-    def void(self: Requests, now_ns: int) -> Any:
-        return original(self, now_ns)[::-1]
+    def void(self: Requests, *args: Any) -> Any:
+        return original(self, *args)[::-1]
 
     original = patch(Requests, "void", void)
 

@@ -52,7 +52,7 @@ def restarts_are_forgiven_without_a_token(patch: Patch) -> None:
 
     def admitted(self: Isolation, requests: Any) -> Any:
         if self.convicted:
-            self._roster.forgive()
+            self._parts.roster.forgive()
         return original(self, requests)
 
     original = patch(Isolation, "admitted", admitted)

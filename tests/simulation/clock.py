@@ -62,27 +62,27 @@ class SimClock(Clock):
     def at(self, time: float, event: Callable[[], None]) -> None:
         """Let this happen at that time."""
         self._count += 1
-        heappush(self._events, (time, self._count, event))
+        heappush(self._events, (max(time, self.time), self._count, event))
 
     def event(self) -> Future[None]:
         return SimFuture()
 
     def wait_future(self, future: Future[T], deadline: float | None) -> T:
         assert deadline is not None, "a wait without a deadline"
-        done, turn = future.done, self.turn
+        events, done = self._events, future.done
         while not done():
-            if not turn(deadline):
+            if not events or events[0][0] > deadline:
                 self.time = max(self.time, deadline)
                 raise TimeoutError
+            self.time, _, event = heappop(events)
+            event()
         return future.result()
 
     def turn(self, until: float) -> bool:
         """Let the next event happen, if it comes by then; whether one did."""
         if not self._events or self._events[0][0] > until:
             return False
-        time, _, event = heappop(self._events)
-        if time > self.time:
-            self.time = time
+        self.time, _, event = heappop(self._events)
         event()
         return True
 

@@ -13,6 +13,8 @@ in between: scheduler, KV cache and ledger are touched by the core's own calls a
 - the tokens, texts and log-probabilities: at each read of a client, and whole at the end;
 - one live worker and one generation on the device: at each start of a worker, and at each call that reaches it;
 - a deadline for every wait: at each wait;
+- restarts, convictions, and that who has ended is not said to live: as they happen (``lives``);
+- what a sink is told (versions rise, an end stays one, no record of another is touched): at each call (``sinks``);
 - nothing is held when nothing is left to do: whenever the core has no work;
 - liveness: after each turn, by the fake clock.
 """
@@ -51,10 +53,10 @@ class Blocks:
         """Look at all that is held."""
         state = scheduler._state
         kv = state.kv
-        refs, num_free = kv.pool._refs, kv.num_free_blocks
+        refs, num_free = kv._pool._refs, kv._pool._free._len
         if not state.in_flight and kv._open.keys() != state.requests.keys():
             raise Violation(f"{list(kv._open)} may hold blocks, and {list(state.requests)} live")
-        blocks = [sequence.blocks for sequence in kv._open.values()]
+        blocks = [sequence.tables[0] for sequence in kv._open.values() if sequence.tables]
         if blocks != self._blocks or refs != self._refs or num_free != self._num_free:
             self._blocks, self._refs, self._num_free = [list(held) for held in blocks], list(refs), num_free
             if num_free != refs.count(0):

@@ -12,49 +12,26 @@ from enginebay.engine.roster import Roster, slots_of
 from enginebay.engine.supervision import Supervision
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, WorkerLost
-from enginebay.interfaces import Executor, NoOptions, StatusSinkContext, Stored, WorkerExit
-from enginebay.messages import FinishReason, Phase, RequestOutput, Slot, StatusRecord, WorldPlan
+from enginebay.interfaces import Executor, NoOptions, WorkerExit
+from enginebay.messages import FinishReason, Phase, RequestOutput, WorldPlan
 from enginebay.runtime import Runtime
 from enginebay.status.restarts import RestartRules
-from enginebay.status.sinks.memory import MemorySink
 from simulation.clock import SimClock
 from simulation.network import SimSpawner
 from simulation.plan import Plan
+from simulation.sinks import SimSink
 from simulation.workers import Violation
 
 __all__ = ["Lives"]
 
 PHASE_SECONDS = 0.5
 RECLAIM_SECONDS = 30.0
+LATEST = 13.0
+"""So many seconds after a death it has been seen, whatever the plan."""
 _PHASES = (Phase.STARTING, Phase.INIT_DEVICE, Phase.LOADING, Phase.WARMUP)
+_ENDED = (Phase.RECLAIMING, Phase.FAILED)
 _AMPLE = RestartRules(per_slot=1000, per_engine=1000, failed_starts=1000)
 _CONVICTED = "the workers were lost each of the three times"
-_SINK = StatusSinkContext(options=NoOptions(), engine="simulated", wall=lambda: 0.0)
-
-
-class _Sink(MemorySink):
-    """Raises at the calls of these numbers."""
-
-    def __init__(self, faults: Iterable[int]) -> None:
-        super().__init__(_SINK)
-        self._faults, self._count = frozenset(faults), 0
-
-    def read(self, slot: Slot) -> Stored | None:
-        self._called()
-        return super().read(slot)
-
-    def write(self, record: StatusRecord, seen: str) -> str:
-        self._called()
-        return super().write(record, seen)
-
-    def remove(self, slot: Slot, incarnation_id: str) -> None:
-        self._called()
-        super().remove(slot, incarnation_id)
-
-    def _called(self) -> None:
-        self._count += 1
-        if self._count in self._faults:
-            raise ConnectionError("the sink is down")
 
 
 class Lives:
@@ -76,7 +53,9 @@ class Lives:
         self._rules = _AMPLE
         if plan.budget:
             self._rules = RestartRules(per_slot=plan.budget, per_engine=plan.budget)
-        self._sink = _Sink(plan.sink_faults)
+        self._sink = SimSink(clock.now, plan.sink_faults, plan.usurped)
+        self._exited: set[str] = set()
+        self._suspects_early = bool(plan.seed % 2)
         self._supervision = Supervision(runtime, {"sim": self._sink}, rules=self._rules)
         self._stuck, self._free_at = plan.stuck, 0.0
         self.roster = Roster(self._supervision, slots_of(WorldPlan(), "cpu"), runtime.entropy, self._remains)
@@ -109,7 +88,13 @@ class Lives:
         worker_exit = WorkerExit(rank=0, incarnation=self.roster.incarnations[0], signal=9)
 
         def seen() -> None:
+            if self._suspects_early:  # somebody calls it an end before it is known to be one
+                self._supervision.book.advance(worker_exit.incarnation, Phase.FAILED, reason="Suspected")
+                self._supervision.manager.tick()
             self.roster.exited(worker_exit)
+            self._exited.add(worker_exit.incarnation)
+            if self._suspects_early:
+                self._supervision.manager.tick()
             self._watch.exited(worker_exit)
 
         self._clock.at(self._clock.time + delay, seen)
@@ -146,8 +131,8 @@ class Lives:
 
     def check(self) -> None:
         """Raise what was found while the core was at work."""
-        if self._found:
-            raise self._found[0]
+        for found in (*self._found, *self._sink.found):
+            raise found
 
     def _respawn(self, pause: Callable[[], None]) -> None:
         clock, roster = self._clock, self.roster
@@ -160,6 +145,8 @@ class Lives:
         roster.reclaim(RECLAIM_SECONDS)
         if self._remains():
             raise Violation("a new worker is started while something of the old one is left")
+        if self.num_respawns % 2:  # else the sink has not been told of them when the next ones come
+            self._supervision.manager.tick()
         roster.renew(self._generation.current)
         self._wait(pause)
         worker = self._spawner.start()
@@ -168,6 +155,7 @@ class Lives:
         for phase in _PHASES:
             self._phase = phase
             roster.enter(phase)
+            self._look()
             self._supervision.manager.tick()
             self._tick()
             if not worker.alive:
@@ -175,6 +163,12 @@ class Lives:
             clock.sleep(PHASE_SECONDS)
         self._phase, self._ready_at = Phase.READY, clock.time
         roster.enter(Phase.READY)
+
+    def _look(self) -> None:
+        """Whoever was seen to have ended is not said to live."""
+        for status in self.roster.statuses():
+            if status.incarnation.id in self._exited and status.phase not in _ENDED:
+                raise Violation(f"{status} is said of one that has ended")
 
     def _remains(self) -> tuple[str, ...]:
         return ("segment s",) if self._clock.time < self._free_at else ()
@@ -221,10 +215,12 @@ class Lives:
         """
         if self.num_poisoned > 3 * num_poison + self._num_faults:  # each may hide one death, or another's guilt
             raise Violation(f"{num_poison} requests killed {self.num_poisoned} workers")
+        quarantined = bool(self._remains())
+        self._clock.sleep(LATEST)
         book, manager = self._supervision.book, self._supervision.manager
         if book.num_illegal:
             raise Violation(f"{book.num_illegal} statuses were refused")
-        if self._remains():  # it is quarantined, and stays so
+        if quarantined:  # and stays so
             return
         for entry in book.entries():
             if not entry.record.finished or not entry.status.phase.terminal:
@@ -234,8 +230,7 @@ class Lives:
             if not book.entries():
                 break
             self._clock.time += 31.0
-        if book.entries() or self._sink.records():
-            raise Violation(f"the sink never learnt the end of {book.entries()}, and holds {self._sink.records()}")
-        last = self._sink.history[-1]
-        if last.status.incarnation.id != self.roster.incarnations[0] or not last.status.phase.terminal:
-            raise Violation(f"the last that the sink was told is {last}")
+        if book.entries():
+            raise Violation(f"the sink never learnt the end of {book.entries()}")
+        self._sink.check_end(self.roster.incarnations[0])
+        self.check()

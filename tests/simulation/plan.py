@@ -100,6 +100,8 @@ class Plan(Struct, kw_only=True):
     """So many restarts are allowed, and a start that fails twice in the same way is the end; 0: any number of both."""
     sink_faults: tuple[int, ...] = ()
     """The calls of the status sink that fail, from 1 on."""
+    usurped: int = 0
+    """At this call the status sink holds a later life of the slot, which another engine has written; 0: at none."""
     stuck: float = 0.0
     """For so many seconds what a stopped worker had taken is not free; after 30 its slot is given up."""
 
@@ -117,28 +119,28 @@ def make_plan(seed: int) -> Plan:
     longest = 20 if uniform() < 0.2 else 9
     spread = 0.0 if uniform() < 0.7 else 2.0
     wants = []
-    for _ in range((3, 5, 6, 6, 7, 7)[below(6)]):
-        prompt = documents[below(2)][: below(13)] + tuple([below(VOCAB) for _ in range(1 + below(3))])
+    for _ in range((3, 4, 4, 4, 5, 5)[below(6)]):
+        prompt = documents[uniform() < 0.25][: 2 + below(11)] + tuple([below(VOCAB) for _ in range(1 + below(3))])
         fancy: dict[str, Any] = {}
         chance = uniform()
-        if chance < 0.1:
+        if chance < 0.14:
             fancy["stop"] = (ascii_letters[below(52)],) if uniform() < 0.5 else tuple(ascii_letters[:5])
-        elif chance < 0.2:
+        elif chance < 0.27:
             fancy["stop_token_ids"] = (below(VOCAB), below(VOCAB))
-        elif chance < 0.3:
+        elif chance < 0.37:
             fancy["ignore_eos"] = True
-        elif chance < 0.4:
+        elif chance < 0.5:
             fancy["salt"] = "s"
-        elif chance < 0.45:
-            fancy["timeout"] = 1.0 + 20.0 * uniform()
-        elif chance < 0.55:
-            fancy["cancel"] = 1 + below(30)
-        elif chance < 0.59:
+        elif chance < 0.58:
+            fancy["timeout"] = 1.0 + 18.0 * uniform()
+        elif chance < 0.72:
+            fancy["cancel"] = 1 + below(26)
+        elif chance < 0.775:
             fancy["n"] = 2 + below(2)
-        elif chance < 0.64:
+        elif chance < 0.84:
             fancy["logprobs"] = True
             fancy["prompt_logprobs"] = uniform() < 0.5
-        elif chance < 0.67:
+        elif chance < 0.88:
             fancy["min_tokens"] = 1 + below(5)
         if uniform() < 0.4 or "n" in fancy:
             fancy["temperature"] = 1.0
@@ -148,7 +150,7 @@ def make_plan(seed: int) -> Plan:
             Want(
                 at=1.0 + spread * max(0.0, uniform() - 0.5),
                 prompt=prompt,
-                max_tokens=1 + below(longest) if uniform() < 0.08 else 5 + below(3),
+                max_tokens=1 + below(longest) if uniform() < 0.08 else 3 + below(4),
                 priority=below(3),
                 **fancy,
             )
@@ -172,18 +174,19 @@ def make_plan(seed: int) -> Plan:
             wants[below(len(wants))].poison = True
         for want in wants:
             want.at += 20.0 * max(0.0, uniform() - 0.5)  # some come while another is suspected
-    budget = 1 + below(5) if uniform() < 0.08 else 0
+    budget = 1 + below(3) if uniform() < 0.08 else 0
     sink_faults = tuple([1 + below(12) for _ in range(1 + below(6))]) if uniform() < 0.1 else ()
     stuck = (2.0, 10.0, 45.0)[below(3)] if uniform() < 0.04 else 0.0
-    need = max(len(want.prompt) + want.max_tokens for want in wants)
-    fewest = -(-need // block_size)
+    needs = [-(-(len(want.prompt) + want.max_tokens) // block_size) for want in wants]
+    ample = sum([need * want.n for need, want in zip(needs, wants, strict=True)])
+    fewest = max(needs)
     return Plan(
         seed=seed,
         wants=wants,
         faults=faults,
         policy=("fcfs", "fcfs", "priority", "choosy")[below(4)],
         depth=depth,
-        num_blocks=fewest + (below(12) if uniform() < 0.15 else 60),
+        num_blocks=fewest + below(6) if uniform() < 0.2 else ample,
         block_size=block_size,
         max_num_seqs=2 + below(5) if uniform() < 0.06 else 10,
         max_num_batched_tokens=(10 + below(30)) if uniform() < 0.16 else 200,
@@ -194,5 +197,6 @@ def make_plan(seed: int) -> Plan:
         stages=depth if uniform() < 0.5 else 1,
         budget=budget,
         sink_faults=sink_faults,
+        usurped=1 + below(12) if uniform() < 0.04 else 0,
         stuck=stuck,
     )

@@ -106,10 +106,10 @@ def answer(want: Want, seed: int, choice: int) -> Answer:
     logprobs: list[float] = []
     text = ""
     ends = frozenset(want.stop_token_ids) if want.ignore_eos else frozenset((*want.stop_token_ids, EOS))
-    finish = ""
+    finish, drawn = "", want.temperature
     while not finish:
         masked = ends if len(tokens) < want.min_tokens else _NOTHING
-        key = draw_key(seed, choice, len(prompt) + len(tokens)) if want.temperature else 0
+        key = draw_key(seed, choice, len(prompt) + len(tokens)) if drawn else 0
         if want.shaped:
             masked = masked | forbidden(tokens)
         token = drawn_token(total, key, masked)

@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from simulation.minimise import minimise
+from simulation.outcome import Outcome, run_plan
 from simulation.plan import Plan, make_plan
-from simulation.world import Outcome, run_plan
 
 __all__ = ["Totals", "quiet", "replay_command", "run_seeds", "small_plan", "start_child", "totals_of_child"]
 
 _TESTS = Path(__file__).resolve().parent.parent
-_SWEEP = 50
+_SWEEP = 200
 
 
 class Totals(msgspec.Struct, kw_only=True):

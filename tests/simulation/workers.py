@@ -136,6 +136,9 @@ class FakeWorker:
     def _drawn(self, one: ScheduledRow, masks: list[int]) -> list[tuple[int, int]]:
         """(token, sum of the words before it), of the row's end and of each proposal that holds."""
         row, drafts, known = one.row, one.draft_token_ids, len(one.row.token_ids)
+        if not drafts and not masks:
+            total = self._total(row, known)
+            return [(self._draw(row, known, total, -1), total)]
         if masks and len(masks) != 1 + len(drafts):
             raise Violation(f"{row.request_id} has {len(masks)} masks for {len(drafts)} proposals")
         drawn: list[tuple[int, int]] = []

@@ -1,13 +1,9 @@
-"""One run of one plan: clients, core, executor and worker, until nothing is left; and what came of it."""
+"""One run of one plan: clients, core, executor and worker, until nothing is left."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
-
-import msgspec
 
 from enginebay.engine.admission.admit import AdmissionLimits
 from enginebay.engine.core import EngineCore
@@ -37,7 +33,7 @@ from simulation.policies import POLICIES
 from simulation.reference import text_of
 from simulation.workers import FakeWorker, Violation
 
-__all__ = ["Outcome", "World", "run_plan"]
+__all__ = ["World"]
 
 STEP_TIMEOUT = 10.0
 MOST_TURNS = 2000
@@ -70,20 +66,6 @@ class Deaf:
     def step_finished(self, report: StepReport) -> None: ...
     def request_finished(self, summary: RequestSummary) -> None: ...
     def engine_stopped(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a run came to. ``problem`` is "" when every invariant held; ``digest`` is of its whole log."""
-
-    seed: int
-    problem: str
-    digest: bytes
-    requests: int
-    tokens: int
-    struck: int
-    calls: int
-    generations: int
 
 
 class World:
@@ -285,6 +267,14 @@ class World:
         core.stop()
         self.lives.check_end(num_poison)
 
+    def dissolve(self) -> None:
+        """Its parts hold each other: so they go at once, their memory is used again, and no sweep has to find them."""
+        supervision = self.lives._supervision
+        parts = [one for one in vars(self.core).values() if hasattr(one, "__dict__")]
+        parts += (supervision.manager, supervision, self.lives, self.executor, self.core, self.clock, self)
+        for one in parts:
+            vars(one).clear()
+
     def check_workers(self) -> None:
         """No worker was given up that lived and whose answers all came."""
         if self.lives.num_respawns > self.lives.num_deaths + self.executor.num_silenced:
@@ -298,26 +288,3 @@ _DRAFTS = BatchConstraints(max_tokens_per_step=1 + MAX_DRAFTS)
 _ADMISSION = AdmissionLimits(
     vocab_size=VOCAB, runner="runner", features=frozenset(), check_fits=lambda num_prompt_tokens, max_tokens: None
 )
-
-
-def run_plan(plan: Plan) -> Outcome:
-    """Run a plan, and say what came of it; nothing is raised."""
-    world = World(plan)
-    problem = ""
-    try:
-        world.run()
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    world.log.append((problem,))
-    outcome = Outcome(
-        seed=plan.seed,
-        problem=problem,
-        digest=sha256(msgspec.msgpack.encode(world.log)).digest()[:8],
-        requests=world.clients.num_requests,
-        tokens=world.clients.num_tokens,
-        struck=world.executor.num_struck + world.lives.num_deaths + world.clients.num_cancelled,
-        calls=world.executor.num_calls,
-        generations=world.generation.current,
-    )
-    vars(world).clear()  # its parts hold it, and it them: so they go at once, and their memory is used again
-    return outcome
