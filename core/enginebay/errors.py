@@ -259,6 +259,8 @@ _MAX_LINE = 1000
 
 def one_line(text: str, limit: int = _MAX_LINE) -> str:
     """Text that holds a stranger's words, made fit for one line: control characters gone, not endless."""
+    if len(text) <= limit and text.isprintable():
+        return text
     cut = text[:limit]
     clean = cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
     return clean if len(text) <= limit else f"{clean[: limit - 1]}…"

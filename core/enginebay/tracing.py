@@ -39,6 +39,11 @@ WORKER_EXECUTE_MODEL: Final = "worker.execute_model"
 REQUEST_QUEUE: Final = "queue"
 REQUEST_PREFILL: Final = "prefill"
 REQUEST_DECODE: Final = "decode"
+ENGINE_RECOVER: Final = "engine.recover"
+WORKER_RECLAIM: Final = "worker.reclaim"
+WORKER_BACK_OFF: Final = "worker.back_off"
+WORKER_RESPAWN: Final = "worker.respawn"
+REQUEST_REQUEUE: Final = "request.requeue"
 
 RANK: Final = "enginebay.rank"
 LOCAL_RANK: Final = "enginebay.local_rank"
@@ -62,6 +67,20 @@ PREEMPTIONS: Final = "enginebay.request.preemptions"
 RECOVERIES: Final = "enginebay.request.recoveries"
 REQUEST_ERROR: Final = "enginebay.request.error"
 ERROR_TYPE: Final = "error.type"
+REASON: Final = "enginebay.reason"
+
+CAUSE: Final = "enginebay.recovery.cause"
+LOST_IN: Final = "enginebay.recovery.phase"
+GENERATION_AFTER: Final = "enginebay.recovery.generation_after"
+STEPS_VOID: Final = "enginebay.recovery.steps_void"
+REQUEUED: Final = "enginebay.recovery.requests_requeued"
+TO_RECOMPUTE: Final = "enginebay.recovery.tokens_to_recompute"
+RECOVERY_TRACE: Final = "enginebay.recovery.trace_id"
+EXIT_CODE: Final = "process.exit.code"
+EXIT: Final = "enginebay.exit"
+EXIT_SIGNAL: Final = "enginebay.exit.signal"
+GROUP: Final = "enginebay.group"
+RESTART: Final = "enginebay.restart"
 
 EXECUTOR: Final = "enginebay.executor"
 RUNNER: Final = "enginebay.runner"
@@ -134,22 +153,25 @@ def span(
     links: Sequence[Link] | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
     start_ns: int | None = None,
+    root: bool = False,
 ) -> Iterator[Span]:
-    """A span around a block, child of ``parent`` (a traceparent) or of the current span.
+    """A span around a block, child of ``parent`` (a traceparent) or of the current span; ``root``: a trace of its own.
 
     An exception that leaves the block is recorded, with ``error.type``, and sets the status; it is not swallowed.
     ``start_ns`` is wall time in nanoseconds.
     """
-    with tracer().start_as_current_span(
+    current = tracer().start_span(
         name,
-        context=parse_traceparent(parent) if parent else None,
+        context=Context() if root else parse_traceparent(parent) if parent else None,
         kind=kind,
         attributes=attributes,
         links=links,
         start_time=start_ns,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as current:
+    )
+    if not current.get_span_context().is_valid:  # no provider: to make it the current one costs more than all the rest
+        yield current
+        return
+    with trace.use_span(current, end_on_exit=True, record_exception=False, set_status_on_exception=False):
         try:
             yield current
         except BaseException as error:
@@ -162,11 +184,11 @@ def past(name: str, start_ns: int, end_ns: int) -> None:
     tracer().start_span(name, start_time=start_ns).end(end_ns)
 
 
-def fail(span: Span, error: BaseException) -> None:
-    """Mark a span as failed by ``error``."""
+def fail(span: Span, error: BaseException, error_type: str = "") -> None:
+    """Mark a span as failed by ``error``; ``error_type``: a word for its kind, else its class is that."""
     if span.is_recording():
         span.record_exception(error)
-        span.set_attribute(ERROR_TYPE, type(error).__name__)
+        span.set_attribute(ERROR_TYPE, error_type or type(error).__name__)
         span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"[:512]))
 
 

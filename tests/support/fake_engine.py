@@ -419,6 +419,7 @@ class FakeOptions(Options):
     """How the fake runner behaves."""
 
     step_seconds: Annotated[float, Field(ge=0, description="How long each step takes.")] = 0.0
+    burn_seconds: Annotated[float, Field(ge=0, description="Processor seconds that each step takes.")] = 0.0
     fail: Annotated[str, Field(description="Name of the method that raises.")] = ""
     announce: Annotated[int, Field(ge=0, description="Seconds that each step asks for; 0: none.")] = 0
 
@@ -468,6 +469,9 @@ class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
         if self.context.options.announce:
             self.context.announce(self.context.options.announce)
         time.sleep(self.context.options.step_seconds)
+        until = time.thread_time() + self.context.options.burn_seconds
+        while time.thread_time() < until:
+            pass
         prompts = {one.row.request_id: bytes(t for t in one.row.token_ids if t < BOS) for one in rows}
         if any(b"crash" in prompt for prompt in prompts.values()):
             raise ValueError("asked to crash")

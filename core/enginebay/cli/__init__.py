@@ -26,8 +26,11 @@ _COMMANDS = {
     "graph": "A model's graph: nodes, code before and after each pass, a picture.",
     "model": "Import, list and find models.",
     "plugins": "What is installed, and from where.",
+    "restart": "Start a running engine's workers anew, one group after the other.",
+    "scale": "Spread a running engine over another number of workers.",
     "status": "How a running engine stands.",
     "stop": "Stop a running engine.",
+    "swap": "Exchange plugins of a running engine, under load.",
     "trace": "Show a trace file as a tree.",
     "up": "Run an engine in the foreground, for front ends in other processes.",
 }

@@ -138,7 +138,10 @@ def probe(resolved: Resolved, report: Report) -> dict[str, Any]:
 
 
 def _watched(planned: Plan, report: Report, observed: list[Observed]) -> Plan:
-    """The same plan with an executor that is watched; it is put into ``observed`` when it is made."""
+    """The same plan with an executor that is watched; it is put into ``observed`` when it is made.
+
+    No sink is told of its workers: a probe changes nothing.
+    """
     original = planned.executor.plugin
 
     def make(context: ExecutorContext[Any]) -> Executor[Any]:
@@ -146,7 +149,7 @@ def _watched(planned: Plan, report: Report, observed: list[Observed]) -> Plan:
         return observed[-1]
 
     plugin = dataclasses.replace(original, factory=make)
-    return dataclasses.replace(planned, executor=dataclasses.replace(planned.executor, plugin=plugin))
+    return dataclasses.replace(planned, executor=dataclasses.replace(planned.executor, plugin=plugin), status_sinks=())
 
 
 def _told(planned: Plan, in_force: dict[str, str], executor: Observed) -> dict[str, Any]:

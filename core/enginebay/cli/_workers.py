@@ -42,7 +42,9 @@ def history_line(row: HistoryRow) -> tuple[str, str, str, str]:
 
 
 def _worker(status: WorkerStatus, wall: float) -> str:
-    """``Ready for 12 s, pid 7, 2 restarts; BackOff: restart 3 follows in 4 s``."""
+    """``Ready for 12 s, pid 7, 2 restarts, ready after 6.1 s: Starting 0.5, …; BackOff: restart 3 follows in 4 s``."""
+    from enginebay.status.latency import start_of
+
     ready = status.condition("Ready")
     words = [_phase(status)]
     if ready is not None:
@@ -51,6 +53,8 @@ def _worker(status: WorkerStatus, wall: float) -> str:
         words.append(f"pid {status.incarnation.pid}")
     if status.restarts:
         words.append(f"{status.restarts} restart{'s' if status.restarts > 1 else ''}")
+    if (start := start_of(status)) is not None:
+        words.append(start.words)
     said = [f"{one.kind}: {one.message}" for one in status.conditions if one.message]
     return "; ".join([", ".join(words), *said])
 

@@ -26,7 +26,8 @@ def _columns() -> int:
 def command(file: Path, trace_id: str | None, everything: bool) -> None:
     """Show a trace file as a tree: durations in milliseconds, and percent of the parent.
 
-    The traces of steps are folded into one table of medians, unless --all or --trace-id asks for them.
+    The traces of steps are folded into one table of medians, and of many requests the first are shown, unless --all or
+    --trace-id asks for them. Starts and recoveries are always shown.
 
     Exit codes: 0, and 2 when the file cannot be read or has no such trace.
 
@@ -37,7 +38,7 @@ def command(file: Path, trace_id: str | None, everything: bool) -> None:
       enginebay trace hello.jsonl --all
     """
     from enginebay.telemetry import read_spans, render_steps, render_tree
-    from enginebay.tracing import ENGINE_STEP
+    from enginebay.tracing import ENGINE_RECOVER, ENGINE_START, ENGINE_STEP
 
     spans = read_spans(file)
     ids = list(dict.fromkeys(span.trace_id for span in spans))
@@ -57,7 +58,8 @@ def command(file: Path, trace_id: str | None, everything: bool) -> None:
 
     steps = {span.trace_id for span in spans if span.name == ENGINE_STEP}
     others = [i for i in ids if i not in steps]
-    shown = set(others[:_SHOWN])
+    rare = {span.trace_id for span in spans if span.name in (ENGINE_START, ENGINE_RECOVER)}
+    shown = {*others[:_SHOWN], *rare}
     blocks = []
     if shown:
         blocks.append(render_tree([span for span in spans if span.trace_id in shown], columns=_columns()))

@@ -223,7 +223,7 @@ class DeadlinesConfig(Section):
         Seconds, Field(description="Letting running requests finish before a stop; in force with a server.")
     ] = 30.0
     recovery: Annotated[
-        Seconds, Field(description="How long requests wait while no group is ready; in force with recovery.")
+        Seconds, Field(description="How long requests wait while no group is ready; then each fails.")
     ] = 120.0
 
 

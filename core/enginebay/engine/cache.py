@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import final
 
 from enginebay.errors import EngineBusy
@@ -34,6 +35,16 @@ class CacheSeat:
         """From now on it is this one."""
         self._manager = manager
         return manager
+
+    @contextmanager
+    def kept_of_failure(self) -> Iterator[None]:
+        """What is put here meanwhile goes again when something is raised."""
+        before = self._manager
+        try:
+            yield
+        except BaseException:
+            self._manager = before
+            raise
 
     def tell(self, step: int, generation: int) -> None:
         """This step was committed: tell what happened since the last time, if anything did."""

@@ -28,6 +28,7 @@ from enginebay.engine.requests import Requests
 from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
 from enginebay.engine.steps import InFlight, StepRecorder
 from enginebay.engine.stopping import WorkersEnd
+from enginebay.engine.swap.exchange import Exchange
 from enginebay.errors import EnginebayError, RequestError
 from enginebay.messages import ControlDone, FinishReason, ModelRunnerOutput, RequestOutput
 from enginebay.runtime import Runtime
@@ -54,23 +55,23 @@ class EngineCore:
             spans=RequestSpans(model=parts.model, wall=wall),
             detokenizer=parts.detokenizer,
             eos_token_ids=parts.eos_token_ids,
-            max_model_len=parts.max_model_len,
+            max_model_len=lambda: parts.max_model_len,
             on_finished=parts.hooks.request_finished,
             grammars=parts.grammars,
         )
         self._progress = Progress(self._requests, parts)
+        recorder = StepRecorder(every=parts.step_every, wall=wall)
         self._pipeline = Pipeline(
-            parts,
-            scheduler=self._scheduler,
-            requests=self._requests,
-            execution=self._execution,
-            recorder=StepRecorder(every=parts.step_every, wall=wall),
+            parts, scheduler=self._scheduler, requests=self._requests, execution=self._execution, recorder=recorder
         )
         self._rebirth = Rebirth(
             parts, scheduler=self._scheduler, requests=self._requests, pipeline=self._pipeline, progress=self._progress
         )
         self._figures = Figures(parts, self._requests, self._pipeline, self._execution, self._scheduler)
-        self._controls = Controls(parts, anew=self._anew, unfinished=lambda: len(self._requests), status=self.status)
+        self._exchange = Exchange(parts, self._rebirth, self._workers_end, self._or_die, lambda: self._run(None))
+        self._controls = Controls(
+            parts, self._exchange, anew=self._anew, unfinished=lambda: len(self._requests), status=self.status
+        )
 
     @property
     def limits(self) -> AdmissionLimits:
@@ -103,9 +104,9 @@ class EngineCore:
         return len(self._requests)
 
     @property
-    def drain_timeout(self) -> float:
-        """Seconds that a drain takes at most when it names none."""
-        return self._parts.drain_timeout
+    def parts(self) -> CoreParts:
+        """What it is put together from, as it is now."""
+        return self._parts
 
     def add_request(self, ask: Ask, *, operation: str = TEXT_COMPLETION, validated: bool = False) -> None:
         """Admit a request; its seed is drawn and its arrival number given here.
@@ -116,8 +117,7 @@ class EngineCore:
         self._raise_if_dead()
         if refusal := self._parts.life.refusal():
             raise refusal
-        if not validated:
-            ask = validate(ask, self.limits)
+        ask = self._exchange.rechecked(ask) if validated else validate(ask, self.limits)
         self._requests.ledger.check_free(ask.request_id, ask.params.n)
         choices = admit(
             ask,
@@ -173,9 +173,11 @@ class EngineCore:
         self._parts.life.draining = on
         self._parts.roster.drain(on)
 
-    def wake(self, idle: Callable[[], None]) -> None:
-        """Call ``idle`` when a worker is lost, from any thread: whoever waits for work then calls ``mend``."""
+    def wake(self, idle: Callable[[], None], serve: Callable[[float], None]) -> None:
+        """``idle`` is called when a worker is lost, from any thread: who waits for work then calls ``mend``. ``serve``
+        is called while there are no workers, as ``Meanwhile`` says."""
         self._parts.watch.wake(idle)
+        self._rebirth.meanwhile.serve, self._rebirth.meanwhile.wake = serve, idle
 
     def mend(self) -> None:
         """Start workers that were lost again, while no step is in flight. Raises the engine's death."""

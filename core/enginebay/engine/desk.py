@@ -59,6 +59,12 @@ class Desk:
                 self._carry_out(asked)
         self._look_at_drains()
 
+    def meanwhile(self) -> None:
+        """Do what needs no workers, while there are none. What comes behind a command that needs them waits with it."""
+        while self._waiting and isinstance(command := self._waiting[0].command, Drain):
+            self._begin_drain(command, self._waiting.popleft().answer)
+        self._look_at_drains()
+
     @property
     def patience(self) -> float:
         """Seconds until ``turn`` has to be called again, if nothing else happens."""
@@ -89,7 +95,7 @@ class Desk:
 
     def _begin_drain(self, command: Drain, answer: Future[ControlDone]) -> None:
         self._core.drain(True)
-        timeout = command.timeout if command.timeout is not None else self._core.drain_timeout
+        timeout = command.timeout if command.timeout is not None else self._core.parts.drain_timeout
         self._draining.append(_Draining(answer=answer, deadline=self._clock.now() + timeout))
 
     def _look_at_drains(self) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from enginebay.engine.lookout import Lookout
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.recovery import OF_WORKERS, Evidence, Setback
 from enginebay.engine.replies import step_result
 from enginebay.engine.steps import InFlight
+from enginebay.engine.verdicts import NOTABLE, Pace
+from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, WorkerHung, in_words, is_interrupt
-from enginebay.interfaces import PendingCall
+from enginebay.interfaces import Executor, PendingCall
 from enginebay.messages import (
     ExecuteModel,
     GrammarOutput,
@@ -25,6 +28,8 @@ from enginebay.transport import DamagedMessage, UnsendableMessage, decode_call, 
 
 __all__ = ["Execution"]
 
+_NOTABLE_NS = NOTABLE * 1e9
+
 
 class Execution:
     """Sends steps to one group's executor. ``num_dropped`` counts answers to another call, step or generation.
@@ -34,10 +39,31 @@ class Execution:
 
     def __init__(self, parts: CoreParts) -> None:
         self._parts = parts
-        self._executor = parts.executor
         self._clock = parts.runtime.clock
-        self._lookout = Lookout(parts.watch, parts.executor, parts.runtime, heartbeat=parts.heartbeat)
+        self._pace = Pace()
+        self._made_lookout: tuple[WorkerWatch, Lookout] | None = None
         self.num_dropped = 0
+
+    @property
+    def _executor(self) -> Executor[Any]:
+        return self._parts.executor
+
+    @property
+    def _lookout(self) -> Lookout:
+        """For the workers that are in force; made once for them, since every step asks."""
+        parts, made = self._parts, self._made_lookout
+        if made is None or made[0] is not parts.watch:
+            self._pace = Pace()  # of a swap's workers nothing is known
+            lookout = Lookout(
+                parts.watch,
+                parts.executor,
+                parts.runtime,
+                heartbeat=parts.heartbeat,
+                pace=self._pace,
+                late=parts.roster.late,
+            )
+            made = self._made_lookout = parts.watch, lookout
+        return made[1]
 
     def check_alive(self) -> None:
         """Raise the setback when a worker's death was reported."""
@@ -81,6 +107,8 @@ class Execution:
         if not flight.executed_ns:
             replies = self._answer(flight.call, flight, "execute_model")
             flight.executed_ns = self._clock.now_ns()
+            if (took := flight.executed_ns - flight.start_ns) > _NOTABLE_NS:
+                self._pace.took(flight.sent.total_num_scheduled_tokens, took / 1e9)
             output = self._result(replies, flight.call, flight).output
             if output is not None and flight.sent.constrained:  # or it is the answer to the draw, come too early
                 early = f"in step {flight.step}, {self._parts.runner_name} drew its tokens before it had their masks"
@@ -128,7 +156,7 @@ class Execution:
 
     def _answer(self, pending: PendingCall, flight: InFlight, call: str) -> Replies:
         try:
-            replies: object = self._lookout.wait(pending.future, self._deadline())
+            replies: object = self._lookout.wait(pending.future, self._deadline(), flight.sent)
         except EnginebayError:
             raise
         except TimeoutError:

@@ -8,14 +8,16 @@ from typing import Final
 from enginebay.engine.death import Death
 from enginebay.engine.execution import Execution
 from enginebay.engine.guard import GuardedScheduler
-from enginebay.engine.lookout import announced
 from enginebay.engine.parts import CoreParts, EngineStats
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.requests import Requests
+from enginebay.engine.verdicts import announced
 from enginebay.messages import ControlDone, EngineHealth, Phase, SchedulerStats, WorkerStatus
 
 __all__ = ["Figures"]
 
+_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
+"""A worker that is late is well as long as its step may take."""
 _BEATS: Final = 3
 """Heartbeats that a step may take before the engine is not called well."""
 
@@ -69,6 +71,9 @@ class Figures:
             "generation": str(parts.generation.current),
             "weights": life.version or life.path or ("given" if life.given else "the model's own"),
             "model": parts.model,
+            "scheduler": parts.scheduler_name,
+            "runner": parts.runner_name,
+            "executor": parts.executor_name,
         }
         return ControlDone(facts=facts, health=health)
 
@@ -83,7 +88,7 @@ class Figures:
     def _fault(self, workers: Sequence[WorkerStatus]) -> str:
         if (refusal := self._parts.life.refusal()) is not None:
             return str(refusal)
-        waiting = [f"{one.slot.name} is {one.phase}" for one in workers if one.phase is not Phase.READY]
+        waiting = [f"{one.slot.name} is {one.phase}" for one in workers if one.phase not in _SERVING]
         if waiting or not workers:
             return "; ".join(waiting) or "no worker stands"
         return self._stall()

@@ -6,6 +6,7 @@ After a void a fresh one takes its place: what the old one knew is never used ag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import add, attrgetter, itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -37,10 +38,17 @@ _FIELDS: Final[dict[str, type[object]]] = {
     "constrained": str,
 }
 
-_FIGURES: Final = SchedulerStats.__struct_fields__
-_COUNTERS: Final = tuple(name for name in _FIGURES if not name.startswith("num_"))
+_NAMES: Final = SchedulerStats.__struct_fields__
+_COUNTED: Final = tuple(name for name in _NAMES if not name.startswith("num_"))
 """Those of the figures that count since the start; what begins with "num_" says how it stands."""
 
+_LISTS: Final = attrgetter(*_FIELDS)
+_FIGURES: Final = attrgetter(*_NAMES)
+_COUNTERS: Final = itemgetter(*map(_NAMES.index, _COUNTED))
+"""Each reads all of them at once: of a schedule, of statistics, and of these as a tuple."""
+
+_NONE: Final[tuple[()]] = ()
+"""Every empty tuple is this one: most of a step's lists hold nothing, and need no look."""
 
 _STR: Final = frozenset({str})
 _INT: Final = frozenset({int})
@@ -70,6 +78,11 @@ class GuardedScheduler:
             raise
         except BaseException as error:
             raise self._blamed("its factory", error) from error
+
+    def adopt(self, other: GuardedScheduler) -> None:
+        """Put the other's scheduler, with what it was given by now, in this one's place, under its name."""
+        self._before = self.make_stats()
+        self._make, self._name, self._scheduler = other._make, other._name, other._scheduler
 
     def add_request(self, request: EngineRequest) -> None:
         self._ask("add_request", request)
@@ -129,14 +142,14 @@ class GuardedScheduler:
         stats: SchedulerStats = self._ask("make_stats")
         self._check("make_stats", stats, SchedulerStats)
         try:
-            figures = {name: getattr(stats, name) for name in _FIGURES}
+            figures = _FIGURES(stats)
         except BaseException as error:
             raise self._blamed("a look at what make_stats() returned", error) from error
-        if {*map(type, figures.values())} != _INT:
+        if {*map(type, figures)} != _INT:
             raise PolicyFailed(f"{self._name} returned {shown(stats, 400)} from make_stats: its fields are integers")
         if (before := self._before) is not None:
-            sums = {name: getattr(before, name) + figures[name] for name in _COUNTERS}
-            stats = msgspec.structs.replace(stats, **sums)
+            sums = map(add, _COUNTERS(_FIGURES(before)), _COUNTERS(figures))
+            stats = msgspec.structs.replace(stats, **dict(zip(_COUNTED, sums, strict=True)))
         self._last = stats
         return stats
 
@@ -175,9 +188,8 @@ class GuardedScheduler:
 
     def _check_fields(self, scheduled: SchedulerOutput) -> None:
         """The fields that the core walks through: a struct does not look at what it is made of."""
-        for field, kind in _FIELDS.items():
-            values: object = getattr(scheduled, field)
-            if not _all_are(values, kind):
+        for (field, kind), values in zip(_FIELDS.items(), _LISTS(scheduled), strict=True):
+            if values is not _NONE and not _all_are(values, kind):
                 raise PolicyFailed(f"{self._name} scheduled a step whose {field!r} is not a tuple of {kind.__name__}")
         counts: object = scheduled.num_scheduled_tokens
         if not isinstance(counts, dict):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginebay.engine.ledger import Row
+from enginebay.engine.parts import CoreParts
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.requests import Requests
-from enginebay.engine.roster import Roster
 from enginebay.engine.suspicion import Suspicion
 from enginebay.messages import EngineRequest
 
@@ -25,11 +25,10 @@ class Isolation:
     ``convicted``: a request was ended for what workers died of, and none has got a token since.
     """
 
-    def __init__(self, requests: Requests, pipeline: Pipeline, roster: Roster) -> None:
+    def __init__(self, requests: Requests, pipeline: Pipeline, parts: CoreParts) -> None:
         self.alone: str | None = None
         self.alert = False
-        self._requests, self._pipeline, self._roster = requests, pipeline, roster
-        self._most = pipeline.depth
+        self._requests, self._pipeline, self._parts = requests, pipeline, parts
         self._suspicion = Suspicion()
         self.convicted = False
 
@@ -51,7 +50,7 @@ class Isolation:
         self._suspicion.committed(request_ids)
         if self.convicted and request_ids:
             self.convicted = False
-            self._roster.forgive()
+            self._parts.roster.forgive()
 
     def is_over(self) -> bool:
         """Whether another is to run alone now, or all: then the scheduler has to be filled anew. No step is in flight
@@ -66,5 +65,5 @@ class Isolation:
         """Those of the live requests that a fresh scheduler is given."""
         self.is_over()  # who ended meanwhile is not waited for
         self.alone = self._suspicion.alone
-        self._pipeline.depth = self._most if self.alone is None else 1
+        self._pipeline.depth = self._parts.depth if self.alone is None else 1
         return requests if self.alone is None else [one for one in requests if one.request_id == self.alone]

@@ -19,7 +19,8 @@ class Life:
 
     ``missing``: what sleep of ``level`` gave away and ``wake_up`` has not brought back. ``path`` is the folder that the
     weights in force were read from, "" for the model's own; ``given``: they came as tensors, which nobody has kept.
-    ``updating``: the number of the update whose tensors are on their way; 0: none are. ``void``: why there are no
+    ``updating``: the number of the update whose tensors are on their way; 0: none are. ``changing``: the command that
+    puts other parts in their place, for which requests wait. ``void``: why there are no
     weights that a request could be answered with.
     """
 
@@ -27,6 +28,7 @@ class Life:
     level: int = 0
     missing: frozenset[str] = frozenset()
     updating: int = 0
+    changing: str = ""
     path: str = ""
     version: str = ""
     given: bool = False
@@ -41,6 +43,8 @@ class Life:
             return f"asleep (level {self.level}; {', '.join(sorted(self.missing))})"
         if self.updating:
             return "updating weights"
+        if self.changing:
+            return f"busy with {self.changing}"
         return "draining" if self.draining else "ready"
 
     def refusal(self) -> EngineBusy | None:

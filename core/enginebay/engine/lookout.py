@@ -3,83 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final
 
+from enginebay.engine.verdicts import Look, Pace, Verdict, announced, busy, describe, judge, lacked
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import WorkerHung, in_words, is_interrupt
-from enginebay.interfaces import Executor, RankHealth
-from enginebay.messages import Replies
+from enginebay.interfaces import Executor
+from enginebay.messages import Replies, SchedulerOutput
 from enginebay.runtime import Runtime
 
-__all__ = ["Look", "Lookout", "Verdict", "announced", "busy", "describe", "judge"]
+__all__ = ["Late", "Lookout"]
 
 _log = logging.getLogger(__name__)
 
 _BETWEEN_LOOKS: Final = 1.0
 _STOOD_STILL: Final = 1.0
 """A wait that ends so many seconds late was not late by load."""
-_MOST_ANNOUNCED: Final = 3600.0
-"""Seconds that a worker may ask for with one heartbeat."""
 _BEATS: Final = 3
 _STACK_SECONDS: Final = 2.0
-_IDLE: Final = "idle"
+_LEAST: Final = 0.05
+"""A deadline is not moved by fewer seconds."""
 
 
-class Verdict(Enum):
-    """What one rank's signs of life say."""
-
-    FINE = "fine"
-    """It works, waits, or its end is told by other means: the wait goes on."""
-    SUSPECT = "suspect"
-    """It looks hung, and is looked at once more."""
-    HUNG = "hung"
-    """It looked hung twice."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """What was seen at one moment of a wait: ``waited`` seconds of it were the workers', our own lateness taken off."""
-
-    waited: float
-    ranks: tuple[RankHealth, ...]
-
-    def of(self, rank: int) -> RankHealth | None:
-        """One rank's part of it."""
-        return next((one for one in self.ranks if one.rank == rank), None)
-
-
-def judge(rank: RankHealth, waited: float, before: RankHealth | None, *, limit: float) -> Verdict:
-    """The verdict on a rank that was seen now and at the look before; ``limit``: seconds without a sign of life.
-
-    Only a process that is *stopped* is hung before its step's deadline: it was seen so twice, and has said nothing for
-    ``limit`` seconds in which an answer was waited for. One that is busy, however long, is given its step's time; a
-    starved one looks busy. One that has ended is reported by the executor.
-    """
-    if rank.state != "stopped" or min(rank.age, waited) < limit:
-        return Verdict.FINE
-    return Verdict.HUNG if before is not None and before.state == "stopped" else Verdict.SUSPECT
-
-
-def announced(ranks: Iterable[RankHealth]) -> float:
-    """Seconds that are left of what the workers have asked for; none, or less: nothing is announced."""
-    return max((min(rank.budget, _MOST_ANNOUNCED) - rank.age for rank in ranks if rank.budget), default=0.0)
-
-
-def describe(rank: RankHealth) -> str:
-    """``rank 1 has been in execute_model of step 41 for 17 s (its process is stopped)``."""
-    where = rank.phase or "its start"
-    step = f" of step {rank.step}" if rank.step >= 0 else ""
-    how = f" (its process is {rank.state})" if rank.state not in ("", "running") else ""
-    return f"rank {rank.rank} has been in {where}{step} for {rank.age:.0f} s{how}"
-
-
-def busy(ranks: Iterable[RankHealth]) -> list[RankHealth]:
-    """Those that are not waiting for a call."""
-    return [rank for rank in ranks if rank.phase != _IDLE]
+Late = Callable[[Mapping[int, tuple[Verdict, str]]], None]
+"""Told of the ranks that are late: how, and in words."""
 
 
 class Lookout:
@@ -88,48 +38,93 @@ class Lookout:
     A wait that is answered within a heartbeat costs nothing. Used by the core's thread alone.
     """
 
-    def __init__(self, watch: WorkerWatch, executor: Executor[Any], runtime: Runtime, *, heartbeat: float) -> None:
+    def __init__(
+        self,
+        watch: WorkerWatch,
+        executor: Executor[Any],
+        runtime: Runtime,
+        *,
+        heartbeat: float,
+        pace: Pace | None = None,
+        late: Late = lambda ranks: None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``pace``: after which time a step is late. ``late``: told of the ranks that are, at each look; of none, when
+        the answer has come after all. ``meanwhile`` is called after each look."""
         self._watch = watch
         self._executor = executor
         self._runtime = runtime
         self._heartbeat = heartbeat
+        self._pace = pace
+        self._late = late
+        self._meanwhile = meanwhile
 
-    def wait(self, future: Future[Replies], deadline: float) -> Replies:
-        """The future's result.
+    def wait(self, future: Future[Replies], deadline: float, step: SchedulerOutput | None = None) -> Replies:
+        """The future's result; ``step`` is what it is the answer to, None: to another call.
 
         Raises ``WorkerLost`` as soon as a death is reported, ``WorkerHung`` once a rank is judged so, ``TimeoutError``
         at the deadline. The deadline moves when this process stood still (SIGSTOP, a machine asleep): an answer may
-        have come meanwhile that nobody could read; and to the end of what a worker has announced (X6).
+        have come meanwhile that nobody could read; by the time that a worker had no processor, as far as it was looked
+        at; and to the end of what a worker has announced (X6).
         """
         if future.done():
             return self._watch.wait(self._runtime, future, deadline)
         now = self._runtime.clock.now
-        begun, late, before = now(), 0.0, Look(waited=0.0, ranks=())
-        until, looks = begun + self._heartbeat, True
+        begun, late, asked_again = now(), 0.0, False
+        allowed = deadline - begun
+        until, looks = begun + min(self._heartbeat, (deadline - begun) / 2), True
+        first = before = Look(waited=0.0, ranks=())
+        told = False
         while True:
             until = min(until, deadline) if looks else deadline
             try:
-                return self._watch.wait(self._runtime, future, until)
-            except TimeoutError:
+                replies = self._watch.wait(self._runtime, future, until)
+            except TimeoutError as error:
                 at = now()
                 if future.done():  # a moment too late for that wait; or the answer itself is that error
                     return self._watch.wait(self._runtime, future, deadline)
-                behind = max(0.0, at - until)
-                if until >= deadline and behind < _STOOD_STILL:
-                    left = announced(self._executor.health().ranks) if looks else 0.0
-                    if left <= 0.0:
-                        raise
-                    deadline = at + left
+                over = error
+            else:
+                if told:
+                    self._late({})
+                return replies
+            behind = max(0.0, at - until)
             late += behind
+            look = Look(waited=at - begun - late, ranks=self._executor.health().ranks if looks else ())
+            looks = bool(look.ranks)  # else this executor does not say
+            first = first if first.ranks else look
             if behind >= _STOOD_STILL:
                 deadline = max(deadline + behind, at + _BETWEEN_LOOKS)
-            look = Look(waited=at - begun - late, ranks=self._executor.health().ranks)
-            looks = bool(look.ranks)  # else this executor does not say
-            for rank in look.ranks:
-                if judge(rank, look.waited, before.of(rank.rank), limit=_BEATS * self._heartbeat) is Verdict.HUNG:
-                    self.show_stacks()
-                    raise WorkerHung(f"{describe(rank)}: no sign of life for {_BEATS} x [deadlines] heartbeat")
+            elif until >= deadline:
+                queued = lacked(look, first)
+                left = max(announced(look.ranks), allowed - (look.waited - queued))
+                if left >= _LEAST:
+                    asked_again = False
+                elif asked_again or not (queued >= _LEAST or (look.ranks and not busy(look.ranks))):
+                    raise over
+                else:  # a wait that is not over is not counted yet, or the answer is on its way: look once more
+                    left, asked_again = _BETWEEN_LOOKS, True
+                deadline = at + left
+            told = self._look(look, before, first, step) or told
             before, until = look, at + _BETWEEN_LOOKS
+            self._meanwhile()
+
+    def _look(self, look: Look, before: Look, first: Look, step: SchedulerOutput | None) -> bool:
+        """Judge each rank; whether any is late, which is told. Raises ``WorkerHung``."""
+        expected = math.inf
+        if self._pace is not None and step is not None:
+            expected = self._pace.expected(step.total_num_scheduled_tokens)
+        late = {}
+        for rank in look.ranks:
+            verdict = judge(rank.rank, look, before, first, limit=_BEATS * self._heartbeat, expected=expected)
+            if verdict is Verdict.HUNG:
+                self.show_stacks()
+                raise WorkerHung(f"{describe(rank)}: no sign of life for {_BEATS} x [deadlines] heartbeat")
+            if verdict.late:
+                late[rank.rank] = verdict, f"{describe(rank)}: steps of this size are expected within {expected:.0f} s"
+        if late:
+            self._late(late)
+        return bool(late)
 
     def who(self) -> str:
         """Words for who is busy with what, and what else the executor knows; "" when it knows nothing."""

@@ -106,7 +106,7 @@ class EngineLoop:
         self._desk = Desk(core)
         self._stopping = False
         self._thread: Thread | None = None
-        core.wake(self._ring)
+        core.wake(self._ring, self._serve)
 
     def start(self, body: Callable[[], None] | None = None) -> None:
         """Start the thread; its ``body``, if it is not ``run`` itself, calls ``run``."""
@@ -180,6 +180,15 @@ class EngineLoop:
         """
         if self._core.death() is None and not self._core.life.missing:
             self._core.mend()
+
+    def _serve(self, until: float) -> None:
+        """While the core waits for new workers: what needs none is done, until then or until something is asked."""
+        self._wait(min(until - self._clock.now(), self._desk.patience))
+        self._drain()
+        self._desk.meanwhile()
+        self._hand_out(self._core.take_outputs())
+        if self._stopping:
+            self._core.stop_by(self._clock.now() + self._core.parts.stop_timeout)
 
     def _ring(self) -> None:
         with suppress(ChannelClosed):  # the loop has ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -20,6 +20,9 @@ from enginebay.engine.watch import WorkerWatch
 from enginebay.interfaces import Executor, RunnerCapabilities, Scheduler
 from enginebay.messages import RequestSummary, SchedulerStats, StepReport
 from enginebay.runtime import Runtime
+
+if TYPE_CHECKING:  # it makes these parts
+    from enginebay.engine.swap.rebuild import Rebuild
 
 __all__ = ["CoreParts", "EngineStats", "Observers"]
 
@@ -67,16 +70,18 @@ class CoreParts:
     ``roster`` says how the workers stand, and how often they may be started again.
     ``respawn`` is called when a worker is lost or hung and the generation has been raised: it stops what is left of
     the old workers, calls the function that it is given, which waits as long as new ones shall wait, tells ``watch``
-    whom to expect, and returns when new ones are warm; None: a lost worker is the engine's end. Raising ``WorkerLost``,
+    whom to expect, and returns when new ones are warm; None: a lost worker is the engine's end. A ``Lender`` that it
+    is given besides is where the weights come from. Raising ``WorkerLost``,
     ``WorkerHung`` or ``StartFailed`` means that the new ones did not come so far, and it may be called again;
     ``NoWayBack`` that none will. With no token committed and no request ended in between, the
     ``max_failed_steps``-th step that a living worker failed is the end.
 
     ``life`` is shared with ``respawn``, which brings its weights back; ``worker_methods`` are the methods that each
     worker extension declares, ``model_path`` is the folder of the model's own weights. ``call_timeout``,
-    ``load_timeout`` and ``drain_timeout`` are seconds. ``release`` is called once, when the workers were
-    stopped for good: it gives back what was taken for them. ``agreement``: this engine is one of several, one on each
-    rank, which compare their schedules through it.
+    ``load_timeout``, ``drain_timeout`` and ``recovery_timeout`` are seconds. ``release`` is called once, when the
+    workers were stopped for good: it gives back what was taken for them. ``agreement``: this engine is one of several,
+    one on each rank, which compare their schedules through it. ``rebuild`` makes other parts for the same requests;
+    None: nothing can be exchanged.
     """
 
     executor: Executor[Any]
@@ -105,7 +110,7 @@ class CoreParts:
     step_every: int = 100
     depth: int = 1
     grammars: Grammars = field(default_factory=Grammars)
-    respawn: Callable[[Callable[[], None]], None] | None = None
+    respawn: Callable[..., None] | None = None
     release: Callable[[], None] = lambda: None
     max_failed_steps: int = 3
     life: Life = field(default_factory=Life)
@@ -115,5 +120,16 @@ class CoreParts:
     call_timeout: float = 300.0
     load_timeout: float = 600.0
     drain_timeout: float = 30.0
+    recovery_timeout: float = 120.0
     agreement: Agreement | None = None
     cache: CacheSeat = field(default_factory=CacheSeat)
+    rebuild: Rebuild | None = None
+
+    def exchange(self, others: CoreParts) -> None:
+        """From now on these are the parts, all at once.
+
+        It is the one place where a running core's parts change: each piece of the core holds this object, reads a part
+        when it needs it, and keeps none. So nothing has to be told, nothing can be forgotten, and no piece ever sees an
+        old part beside a new one. Frozen the class stays: nobody sets a single part.
+        """
+        vars(self).update(vars(others))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import msgspec
+from opentelemetry.trace import SpanContext
 
 from enginebay import tracing
 from enginebay.engine.execution import Execution
@@ -77,13 +78,18 @@ class Pipeline:
         self._parts.cache.tell(flight.step, flight.generation)
         self.in_flight.popleft()  # until now it is one that may fail
 
-    def drop(self, error: Exception, *, others: Exception | None = None) -> None:
-        """No step in flight happened: the oldest because of ``error``, and those after it because of ``others``."""
+    def drop(self, error: Exception, *, others: Exception | None = None) -> list[SpanContext]:
+        """No step in flight happened: the oldest because of ``error``, and those after it because of ``others``.
+
+        Returns the contexts of their spans, as far as they are recorded.
+        """
         now_ns, reason = self._clock.now_ns(), error
+        contexts = []
         for flight in self.in_flight:
-            self._recorder.fail(flight, reason, now_ns)
+            contexts.append(self._recorder.fail(flight, reason, now_ns))
             reason = others or error
         self.in_flight.clear()
+        return [one for one in contexts if one is not None]
 
     def leave(self) -> None:
         """The engine ends: nobody waits for the steps in flight any more."""

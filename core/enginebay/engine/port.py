@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Final, Protocol
 
 from enginebay.config import DeadlinesConfig
 from enginebay.engine.admission.admit import AdmissionLimits, Ask
@@ -13,7 +13,10 @@ from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
 from enginebay.messages import ControlDone, SamplingParams
 
-__all__ = ["EnginePort", "command_patience", "patience"]
+__all__ = ["EnginePort", "change_patience", "command_patience", "patience"]
+
+_PHASES: Final = 6
+"""Calls of a start, each of which may take ``[deadlines] load_model``."""
 
 
 def patience(step_timeout: float, stop_timeout: float) -> float:
@@ -31,6 +34,13 @@ def command_patience(deadlines: DeadlinesConfig, groups: int) -> float:
     return patience(deadlines.step, deadlines.stop) + deadlines.recovery + groups * longest
 
 
+def change_patience(deadlines: DeadlinesConfig, groups: int) -> float:
+    """Seconds after which a command that starts workers anew will not be answered: in each group two starts, the new
+    workers' and, if that fails, the old ones', and what is before each of them."""
+    start = deadlines.stop + deadlines.recovery + deadlines.start + _PHASES * deadlines.load_model
+    return patience(deadlines.step, deadlines.stop) + groups * 2 * start
+
+
 class EnginePort(Protocol):
     """One engine as its clients see it. Thread-safe; every error is the caller's own.
 
@@ -44,6 +54,10 @@ class EnginePort(Protocol):
     @property
     def now(self) -> float:
         """Seconds of the monotonic clock in which deadlines are given."""
+
+    @property
+    def in_force(self) -> dict[str, str]:
+        """What is in force; of an engine in another process, what was when the connection was made."""
 
     @property
     def limits(self) -> AdmissionLimits:

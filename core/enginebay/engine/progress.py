@@ -35,7 +35,6 @@ class Progress:
         self._requests = requests
         self._parts = parts
         self._clock = parts.runtime.clock
-        self._max_steps = MAX_WASTED_STEPS + parts.max_model_len
         self._mark = -1
         self._since = 0.0
         self._silent: dict[str, int] = {}
@@ -84,7 +83,11 @@ class Progress:
         now = self._clock.now()
         wasted = self._dropped + self._undrawn + self._empty
         late = now - self._waiting_since() > self._parts.step_timeout
-        if wasted >= MAX_WASTED_STEPS or (late and wasted >= _FEW) or self._steps >= self._max_steps:
+        if (
+            wasted >= MAX_WASTED_STEPS
+            or (late and wasted >= _FEW)
+            or self._steps >= MAX_WASTED_STEPS + self._parts.max_model_len
+        ):
             raise self._verdict()
 
     def _restart(self, now: float) -> None:

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import InvalidStateError
 
+from opentelemetry.trace import SpanContext
+
+from enginebay import tracing
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.isolation import Isolation
 from enginebay.engine.ledger import Row
+from enginebay.engine.lending import Lender
+from enginebay.engine.meanwhile import Meanwhile
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
+from enginebay.engine.recovering import Recovery, recovering
 from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, NoWayBack, Setback, decide
 from enginebay.engine.requests import Requests
 from enginebay.engine.steps import StepVoid
-from enginebay.errors import EnginebayError, EngineDead, RequestError, WorkerHung, WorkerLost
+from enginebay.errors import CapabilityError, EnginebayError, EngineDead, RequestError, WorkerHung, WorkerLost
 from enginebay.messages import FinishReason
 from enginebay.status.restarts import GiveUp, Restart
 
@@ -40,25 +45,22 @@ class Rebirth:
         pipeline: Pipeline,
         progress: Progress,
     ) -> None:
-        self.isolation = Isolation(requests, pipeline, parts.roster)
+        self.isolation = Isolation(requests, pipeline, parts)
         self._parts = parts
         self._clock = parts.runtime.clock
         self._scheduler = scheduler
-        self._requests = requests
-        self._pipeline = pipeline
+        self.requests = requests
+        self.pipeline = pipeline
         self._progress = progress
         self._failed_steps = 0
         self._mark = 0
         self._halted = False
-        self._bell = self._clock.event()
+        self.meanwhile = Meanwhile(parts, requests)
 
     def halt(self) -> None:
         """The engine is about to end: whatever goes wrong from now on is its end, and nobody waits to start again."""
         self._halted = True
-        try:
-            self._bell.set_result(None)
-        except InvalidStateError:
-            return  # it is not the first to say so
+        self.meanwhile.ring()
 
     def after(self, setback: Setback, drain: Callable[[], None] | None) -> None:
         """Do what the setback calls for; the requests then wait in a fresh scheduler, in order of arrival.
@@ -66,23 +68,32 @@ class Rebirth:
         ``drain`` is called when the workers stand and before the requests are given to the scheduler: what it aborts
         is not resurrected. Raises the setback's error when the engine has to die of it.
         """
-        first, convict = setback, None
-        while self._decide(setback) is Action.RESPAWN:
+        action = self._decide(setback)  # the engine's death at once is no recovery
+        with recovering(setback, self._parts) as recovery, self.meanwhile.of(setback):
+            self._recover(setback, action, drain, recovery)
+
+    def _recover(self, first: Setback, action: Action, drain: Callable[[], None] | None, recovery: Recovery) -> None:
+        setback, convict = first, None
+        while action is Action.RESPAWN:
             restart = self._restart(first, setback)
             convict = self.isolation.accuse() or convict
-            self._void(setback, " with new workers")
+            self._void(setback, recovery, " with new workers")
             try:
                 self._respawn(first, setback, restart)
                 break
             except Setback as again:  # the new workers, too
                 setback = again
+                recovery.lost(again)
+                action = self._decide(again)
         else:
-            self._void(setback)
+            self._void(setback, recovery)
         if drain is not None:
             drain()
         if convict is not None and convict.finish is None:
-            self._end(convict, first)
-        self._refill()
+            self._end(convict, first, recovery)
+        with recovery.requeue(self.requests) as context:
+            self._refill(context)
+            recovery.isolated(self.isolation.alone)
         if first.evidence is Evidence.STALE:
             self._progress.dropped()
 
@@ -93,12 +104,60 @@ class Rebirth:
 
     def anew(self) -> None:
         """Begin the next generation though nothing went wrong: the KV cache's content is lost. No step is in flight."""
-        assert not self._pipeline.in_flight, "between steps"
+        assert not self.pipeline.in_flight, "between steps"
         self._parts.generation.current += 1
         self._refill()
 
+    def restart(self, lender: Lender | None = None) -> None:
+        """Start the workers anew on purpose, with weights of ``lender`` if one is given. No step is in flight.
+
+        That is charged to nobody; a start that fails is a setback like any other, and is.
+        """
+        self._parts.generation.current += 1
+        purpose = Setback(Evidence.LOST, WorkerLost("the workers were stopped to be started anew"))
+        try:
+            with self.meanwhile.on_purpose(self._parts.watch):
+                self._respawn(purpose, purpose, Restart(after=0.0, number=0), lender)
+        except Setback as setback:
+            self.after(setback, None)
+        else:
+            self._refill()
+
+    def filled(self, others: CoreParts) -> GuardedScheduler:
+        """The scheduler of other parts with every live request, for ``flip``; nothing changes here.
+
+        Raises ``CapabilityError`` when it refuses one, and ``PolicyFailed`` for what is wrong with it.
+        """
+        with self._parts.cache.kept_of_failure():
+            guarded = GuardedScheduler(others.make_scheduler, name=others.scheduler_name)
+            for request in self.requests.waiting():
+                try:
+                    guarded.add_request(request)
+                except RequestError as error:
+                    why = f"{others.scheduler_name} does not take request {request.request_id!r:.80}, which runs"
+                    raise CapabilityError(f"{why}: {error}") from error
+        return guarded
+
+    def flip(self, others: CoreParts, filled: GuardedScheduler) -> None:
+        """The next generation begins with other parts, whose scheduler is ``filled``. No step is in flight."""
+        assert not self.pipeline.in_flight, "between steps"
+        assert not self.isolation.alert, "all requests may run"
+        if others.generation is self._parts.generation:
+            self._parts.generation.current += 1
+        others.watch.follow(self._parts.watch)
+        self._scheduler.adopt(filled)
+        self.requests.void(self._clock.now_ns())
+        self._parts.exchange(others)
+        self.pipeline.depth = others.depth
+        self._progress.resume()
+
+    @property
+    def halted(self) -> bool:
+        """Whether the engine is about to end."""
+        return self._halted
+
     def _decide(self, setback: Setback) -> Action:
-        progress = self._requests.num_tokens + self._requests.num_finished
+        progress = self.requests.num_tokens + self.requests.num_finished
         if progress != self._mark:
             self._mark, self._failed_steps = progress, 0
         bounds = Bounds(
@@ -127,11 +186,12 @@ class Rebirth:
             raise type(first.error)(f"{first.error}; {verdict.why}") from setback
         return verdict
 
-    def _void(self, setback: Setback, how: str = "") -> None:
+    def _void(self, setback: Setback, recovery: Recovery, how: str = "") -> None:
         """No step in flight happened, and the next generation begins."""
-        steps = [str(flight.step) for flight in self._pipeline.in_flight]
+        steps = [str(flight.step) for flight in self.pipeline.in_flight]
         dropped = StepVoid("it was dropped, and what it computed is computed again")
-        self._pipeline.drop(dropped if setback.evidence is Evidence.STALE else setback.error, others=dropped)
+        error = dropped if setback.evidence is Evidence.STALE else setback.error
+        recovery.void(len(steps), self.pipeline.drop(error, others=dropped))
         self._parts.generation.current += 1
         _log.warning(
             "generation %d begins%s, void: %s; %s",
@@ -141,20 +201,22 @@ class Rebirth:
             setback,
         )
 
-    def _end(self, convict: Row, setback: Setback) -> None:
+    def _end(self, convict: Row, setback: Setback, recovery: Recovery) -> None:
         """It ends alone, with what was found out about it; all others go on."""
         error = f"the workers were lost each of the three times that it ran, the last time alone: {setback.error}"
         _log.warning("request %r is ended: %s", convict.request_id, error)
-        self._requests.end(convict, FinishReason.ERROR, self._clock.now_ns(), error=error)
+        recovery.convicted(convict.request_id, error)
+        self.requests.end(convict, FinishReason.ERROR, self._clock.now_ns(), error=error)
         self.isolation.convicted = True
 
-    def _respawn(self, first: Setback, setback: Setback, restart: Restart) -> None:
+    def _respawn(self, first: Setback, setback: Setback, restart: Restart, lender: Lender | None = None) -> None:
         """New workers of the current generation; raises the setback that they meet, or that there can be none."""
         respawn = self._parts.respawn
         assert respawn is not None, "it was decided that the workers can be started again"
         begun = self._clock.now()
         try:
-            respawn(lambda: self._back_off(restart, setback))
+            given = () if lender is None else (lender,)
+            respawn(lambda: self._back_off(restart, setback), *given)
         except NoWayBack as error:
             raise _not_again(first, str(error)) from error
         except (WorkerLost, WorkerHung) as error:
@@ -177,24 +239,22 @@ class Rebirth:
         if restart.after:
             _log.warning("restart %d of the workers follows in %.1f s", restart.number, restart.after)
             self._parts.roster.back_off(restart, str(setback.error))
-            try:
-                self._parts.runtime.wait(self._bell, self._clock.now() + restart.after)
-            except TimeoutError:
-                return
+            with tracing.span(tracing.WORKER_BACK_OFF, {tracing.RESTART: restart.number}):
+                self.meanwhile.pause(restart.after)
         if self._halted:
             raise EngineDead("the engine is closed; make a new one")
 
-    def _refill(self) -> None:
+    def _refill(self, recovery: SpanContext | None = None) -> None:
         """A fresh scheduler with every live request that may run. One that it refuses ends alone."""
         now_ns = self._clock.now_ns()
         self._scheduler.renew()
-        for request in self.isolation.admitted(self._requests.void(now_ns)):
+        for request in self.isolation.admitted(self.requests.void(now_ns, recovery)):
             try:
                 self._scheduler.add_request(request)
             except RequestError as error:
-                row = self._requests.ledger.get(request.request_id)
+                row = self.requests.ledger.get(request.request_id)
                 assert row is not None, "only live requests are given to the scheduler"
-                self._requests.end(row, FinishReason.ERROR, now_ns, error=str(error))
+                self.requests.end(row, FinishReason.ERROR, now_ns, error=str(error))
 
 
 def _not_again(first: Setback, why: str) -> EnginebayError:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from enginebay.errors import EnginebayError, StartFailed, WorkerHung, WorkerLost
+from enginebay.errors import EnginebayError, OutOfMemory, StartFailed, WorkerFailed, WorkerHung, WorkerLost
 
-__all__ = ["OF_WORKERS", "Action", "Bounds", "Evidence", "NoWayBack", "Setback", "decide"]
+__all__ = ["OF_WORKERS", "Action", "Bounds", "Evidence", "NoWayBack", "Setback", "decide", "error_type"]
 
 
 class Evidence(Enum):
@@ -91,3 +91,18 @@ def decide(evidence: Evidence, failed_steps: int, bounds: Bounds) -> Action:
             return Action.VOID if failed_steps + 1 < bounds.max_failed_steps else Action.DIE
         case Evidence.LOST | Evidence.HUNG | Evidence.UNBORN | Evidence.FAILED:
             return Action.RESPAWN if bounds.restartable else Action.DIE
+
+
+def error_type(error: BaseException) -> str:
+    """``error.type`` of a step that ended of ``error``: a word for what befell its workers, else the error's class."""
+    for kinds, word in _WORDS:
+        if isinstance(error, kinds):
+            return word
+    return type(error).__name__
+
+
+_WORDS: Final = (
+    (WorkerLost, "worker_lost"),
+    (WorkerHung, "worker_hung"),
+    ((WorkerFailed, OutOfMemory), "worker_failed"),
+)

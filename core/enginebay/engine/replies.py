@@ -20,8 +20,8 @@ __all__ = ["Generation", "check_output", "fault_of", "fault_of_schedule", "step_
 class Generation:
     """The number of the group's rebirths, and the ids of its calls; shared by the core and its executor."""
 
-    def __init__(self) -> None:
-        self.current = 0
+    def __init__(self, current: int = 0) -> None:
+        self.current = current
         self._ids: Iterator[int] = itertools.count(1)
 
     def next_call_id(self) -> int:

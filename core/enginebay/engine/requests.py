@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from opentelemetry.trace import SpanContext
+
 from enginebay.engine.admission.limits import AdmissionLimits
 from enginebay.engine.commit import DetokenizerFactory, Ends, TextState, trim
 from enginebay.engine.grammars import Grammars
@@ -50,7 +52,7 @@ class Requests:
         spans: RequestSpans,
         detokenizer: DetokenizerFactory,
         eos_token_ids: frozenset[int],
-        max_model_len: int,
+        max_model_len: Callable[[], int],
         on_finished: Callable[[RequestSummary], None],
         grammars: Grammars | None = None,
     ) -> None:
@@ -58,8 +60,7 @@ class Requests:
         self.num_finished = 0
         self.num_tokens = 0
         self.num_prefilled = 0
-        self.num_proposed = 0
-        self.num_accepted = 0
+        self.num_proposed = self.num_accepted = 0
         self.num_structured = 0
         self.busy_since = 0.0
         self._spans = spans
@@ -79,6 +80,12 @@ class Requests:
     def progress(self) -> int:
         """Grows whenever a token was committed, a request ended, or one was computed further than ever before."""
         return self.num_tokens + self.num_finished + self.num_prefilled
+
+    @property
+    def num_computed(self) -> int:
+        """Known tokens of live requests that were sent to be computed: so many are again when the KV cache is lost."""
+        known = ((live, len(live.row.prompt_token_ids) + len(live.row.committed)) for live in self._live)
+        return sum(min(live.computed, count) for live, count in known)
 
     @property
     def has_outputs(self) -> bool:
@@ -101,7 +108,7 @@ class Requests:
             row.params,
             num_prompt_tokens=len(row.prompt_token_ids),
             eos_token_ids=self._eos_token_ids,
-            max_model_len=self._max_model_len,
+            max_model_len=self._max_model_len(),
         )
         self._live.add(Live(row, text, timeline, ends))
         if row.deadline is not None:
@@ -154,15 +161,16 @@ class Requests:
         self.num_tokens += num_plain
         return committed
 
-    def void(self, now_ns: int) -> list[EngineRequest]:
-        """No step in flight happened. Returns the live requests, in order of arrival, for a fresh scheduler.
-
-        Those that wait for their grammars have never been given to one. The other grammars stand where the ledger does.
-        """
+    def void(self, now_ns: int, recovery: SpanContext | None = None) -> list[EngineRequest]:
+        """No step in flight happened. Returns ``waiting``; the grammars stand where the ledger does."""
         for live in self._live:
             live.ahead, live.verifying = 0, False
             live.row.recoveries += 1
-            live.timeline.event("requeued", now_ns)
+            live.timeline.event("requeued", now_ns, recovery)
+        return self.waiting()
+
+    def waiting(self) -> list[EngineRequest]:
+        """The live requests in order of arrival, but for those that no scheduler has had: they wait for grammars."""
         return [row.request() for row in self.ledger if not self._grammars.holds(row.request_id)]
 
     def _settle_row(

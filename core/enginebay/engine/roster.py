@@ -7,7 +7,7 @@ ranks of a group live and end together: one of them lost is the end of their gen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from enginebay.engine.recovery import NoWayBack
 from enginebay.engine.remains import findings_of, with_process
 from enginebay.engine.supervision import Supervision
+from enginebay.engine.verdicts import Verdict
 from enginebay.engine.watch import cause_of, describe_exit
 from enginebay.errors import EnginebayError, one_line
 from enginebay.interfaces import Executor, WorkerExit
@@ -34,19 +35,21 @@ from enginebay.status import BackOff
 from enginebay.status.reclaim import Reclaim, Standing, judge
 from enginebay.status.restarts import Ending, GiveUp, Restart
 
-__all__ = ["BACK_OFF", "PROGRESSING", "RECLAIMED", "Roster", "slots_of"]
+__all__ = ["BACK_OFF", "DEVICE_OK", "PROGRESSING", "RECLAIMED", "Roster", "slots_of"]
 
 PROGRESSING: Final = "Progressing"
 BACK_OFF: Final = "BackOff"
+DEVICE_OK: Final = "DeviceOk"
 RECLAIMED: Final = "Reclaimed"
 _BETWEEN_LOOKS: Final = BackOff(first=0.05, most=1.0)
+_UNFORESEEN: Final = "device"
 _RAN: Final = frozenset({Phase.READY, Phase.DEGRADED, Phase.DRAINING})
 
 
 def slots_of(world: WorldPlan, device: str) -> tuple[Slot, ...]:
-    """The places of the workers that this engine starts; ``device``: the kind that they compute on."""
-    group = world.data_parallel_index
-    return tuple(Slot(group=group, rank=one.rank, device=f"{device}:{one.local_rank}") for one in world.own_places)
+    """The places of the workers that this engine starts; ``device``: the kind that they compute on, "": not known."""
+    group, kind = world.data_parallel_index, device or _UNFORESEEN
+    return tuple(Slot(group=group, rank=one.rank, device=f"{kind}:{one.local_rank}") for one in world.own_places)
 
 
 class Roster:
@@ -61,25 +64,52 @@ class Roster:
         slots: Sequence[Slot],
         entropy: Entropy,
         remains: Callable[[], Sequence[str]] = lambda: (),
+        restarts: int = -1,
     ) -> None:
-        """``entropy``: where the workers' random ids are drawn; ``remains``: what they had taken and is still there."""
+        """``entropy``: where the workers' random ids are drawn; ``remains``: what they had taken and is still there.
+
+        ``restarts``: those of the last workers that were in these slots; -1: there were none.
+        """
         self.slots = tuple(slots)
         self.incarnations: tuple[str, ...] = ()
         self._supervision, self._book = supervision, supervision.book
+        self._memory = supervision.device_memory
         self._ids = entropy.stream("incarnations")
-        self._restarts = -1
+        self._restarts = restarts
         self._phase = Phase.PENDING
         self._ready_at: float | None = None
         self._first_exit: WorkerExit | None = None
+        self._exit_before: WorkerExit | None = None
         self._lost = ""
         self._remains = remains
         self._held: dict[str, None] = {}
         self._asked = True
 
+    @property
+    def phase(self) -> Phase:
+        """How far they have come."""
+        return self._phase
+
+    @property
+    def first_exit(self) -> WorkerExit | None:
+        """Of which of them the end was told first."""
+        return self._first_exit
+
+    @property
+    def exit_before(self) -> WorkerExit | None:
+        """The same of those whose place they took: an end may be told after what it was the cause of."""
+        return self._exit_before
+
+    @property
+    def restarts(self) -> int:
+        """How many workers were in each slot before those of now."""
+        return self._restarts
+
     def renew(self, generation: int) -> None:
         """The workers of a new generation are about to be started; those before them are gone."""
         self.incarnations = tuple(f"{self._ids.getrandbits(128):032x}" for _ in self.slots)
         self._restarts += 1
+        self._exit_before = self._first_exit
         self._phase, self._ready_at, self._first_exit, self._lost = Phase.PENDING, None, None, ""
         for slot, one in zip(self.slots, self.incarnations, strict=True):
             incarnation = Incarnation(id=one, epoch=self._supervision.epoch, generation=generation)
@@ -92,6 +122,8 @@ class Roster:
             self._ready_at = self._supervision.now()
         for one in self.incarnations:
             self._book.advance(one, phase)
+        if phase is Phase.READY:
+            self._supervision.starts.ready(self.statuses())
 
     def connected(self, workers: Sequence[WorkerInfo]) -> None:
         """They have said who they are."""
@@ -99,6 +131,16 @@ class Roster:
             status = self._book.get(worker.incarnation)
             if status is not None:
                 self._book.set(replace(status, incarnation=with_process(status.incarnation, worker)))
+
+    def found(self, workers: Sequence[WorkerInfo]) -> None:
+        """They have taken their devices: each says which, and whether its slot is named by that kind."""
+        for slot, incarnation, worker in zip(self.slots, self.incarnations, workers, strict=True):
+            good = slot.device.partition(":")[0] in (worker.device.partition(":")[0], _UNFORESEEN)
+            why = "" if good else f"it computes on {worker.device}, and not on {slot.device} as was foreseen"
+            truth = Truth.TRUE if good else Truth.FALSE
+            taken = Condition(kind=DEVICE_OK, truth=truth, reason=worker.device, message=why)
+            self._book.set_condition(incarnation, taken)
+            self._memory.taken(incarnation, worker)
 
     def drain(self, on: bool) -> None:
         """The group takes no new requests, or does again. Nothing changes for one that is not ready."""
@@ -122,6 +164,25 @@ class Roster:
     def hung(self, why: str) -> None:
         """They make no progress."""
         self._say(Condition(kind=PROGRESSING, truth=Truth.FALSE, reason="Hung", message=why))
+
+    def late(self, ranks: Mapping[int, tuple[Verdict, str]]) -> None:
+        """These ranks take longer than they should for the step that is waited for; none: its answer has come.
+
+        Until then they are degraded: what they have goes on, and nobody ends them for it.
+        """
+        if self._phase not in (Phase.READY, Phase.DEGRADED):
+            return
+        self._phase = Phase.DEGRADED if ranks else Phase.READY
+        for slot, one in zip(self.slots, self.incarnations, strict=True):
+            if (found := ranks.get(slot.rank)) is not None:
+                reason, words, truth = found[0].value.capitalize(), found[1], Truth.UNKNOWN
+            else:
+                reason, words, truth = "InTime", "", Truth.TRUE
+            self._book.set_condition(one, Condition(kind=PROGRESSING, truth=truth, reason=reason, message=words))
+            if found is not None:
+                self._book.advance(one, Phase.DEGRADED, reason=reason, message=words)
+            else:
+                self._book.advance(one, Phase.READY)
 
     def failed(self, error: BaseException) -> None:
         """They end of ``error``: whoever has no end of its own by then has not succeeded."""
@@ -180,8 +241,9 @@ class Roster:
             status = self._book.get(one)
             if status is None:  # the sinks know its end
                 self._held.pop(one, None)
+                self._memory.forget(one)
                 continue
-            findings = findings_of(status.incarnation, remains)
+            findings = [*findings_of(status.incarnation, remains), *self._memory.findings(one)]
             unknown = [found.reason for found in findings if found.verdict is Reclaim.UNKNOWN]
             known = [found for found in findings if found.verdict is not Reclaim.UNKNOWN]
             standing, words = judge(known, waited=waited, limit=limit)
@@ -190,6 +252,7 @@ class Roster:
                 reclaimed = Condition(kind=RECLAIMED, truth=truth, reason=standing, message="; ".join(unknown))
                 self._book.end(one, asked=self._asked, reclaimed=reclaimed)
                 self._held.pop(one, None)
+                self._memory.forget(one)
                 continue
             held = Condition(kind=RECLAIMED, truth=Truth.FALSE, reason=standing, message=words)
             self._book.set_condition(one, held)

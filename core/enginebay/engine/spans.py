@@ -47,7 +47,7 @@ class Timeline:
     last_step: int | None = None
     first_step_context: SpanContext | None = None
     last_step_context: SpanContext | None = None
-    events: tuple[tuple[str, int], ...] = ()
+    events: tuple[tuple[str, int, SpanContext | None], ...] = ()
 
     def scheduled(self, step: int, now_ns: int) -> None:
         """Note the first step that the request is part of; of later calls nothing is noted."""
@@ -55,10 +55,10 @@ class Timeline:
             self.scheduled_ns, self.first_step = now_ns, step
             self.event("scheduled", now_ns)
 
-    def event(self, name: str, now_ns: int) -> None:
-        """Note an event; past a bound they are counted elsewhere and no more listed."""
+    def event(self, name: str, now_ns: int, recovery: SpanContext | None = None) -> None:
+        """Note an event, of a ``recovery`` if one is named; past a bound they are counted elsewhere, and not listed."""
         if len(self.events) < _MAX_EVENTS:
-            self.events += ((name, now_ns),)
+            self.events += ((name, now_ns, recovery),)
 
 
 class RequestSpans:
@@ -126,8 +126,13 @@ class RequestSpans:
 
     def _fill(self, row: Row, timeline: Timeline, now_ns: int) -> None:
         span, finish = timeline.span, row.finish or FinishReason.ERROR
-        for name, at in timeline.events:
-            span.add_event(name, timestamp=self._wall(at))
+        for name, at, recovery in timeline.events:
+            if recovery is None:
+                span.add_event(name, timestamp=self._wall(at))
+            else:
+                twin = {tracing.RECOVERY_TRACE: f"{recovery.trace_id:032x}"}
+                span.add_event(name, twin, timestamp=self._wall(at))
+                span.add_link(recovery)
         span.add_event("finished", {tracing.FINISH_REASON: finish.value}, timestamp=self._wall(now_ns))
         span.set_attributes(_outcome(row, timeline, self._model))
         if timeline.first_step_context is not None:

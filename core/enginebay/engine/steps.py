@@ -12,6 +12,7 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 
 from enginebay import tracing
 from enginebay.engine.ledger import Row
+from enginebay.engine.recovery import error_type
 from enginebay.engine.spans import WallTime
 from enginebay.interfaces import PendingCall
 from enginebay.messages import SchedulerOutput, SchedulerStats, StepReport
@@ -135,13 +136,15 @@ class StepRecorder:
                 span.set_attribute(tracing.TOKENS_ACCEPTED, report.num_accepted_tokens)
         span.end(self._wall(report.end_ns))
 
-    def fail(self, flight: InFlight, error: BaseException, now_ns: int) -> None:
-        """Record a step that failed, chosen or not."""
+    def fail(self, flight: InFlight, error: BaseException, now_ns: int) -> SpanContext | None:
+        """Record a step that failed, chosen or not; returns its span's context, if it has one."""
         span = self._spans(flight, now_ns)
         if span.is_recording():
             span.set_attributes(_attributes(flight, SchedulerStats()))
-            tracing.fail(span, error)
+            tracing.fail(span, error, error_type(error))
         span.end(self._wall(now_ns))
+        context = span.get_span_context()
+        return context if context.trace_flags.sampled else None
 
     def leave(self, flight: InFlight, now_ns: int) -> None:
         """End the spans of a step that was sent and is not waited for: workers' spans stand below them."""

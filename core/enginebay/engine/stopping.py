@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from enginebay.engine.parts import CoreParts
+from enginebay.engine.roster import Roster
 from enginebay.errors import in_words, is_interrupt
+from enginebay.interfaces import Executor
 
 __all__ = ["WorkersEnd"]
 
@@ -20,6 +23,8 @@ class WorkersEnd:
         self._parts = parts
         self._deadline: float | None = None
         self._ended = False
+        self.newcomer: tuple[Roster, Executor[Any]] | None = None
+        """Workers that are being started to take their place, which end with them."""
 
     def stop_by(self, deadline: float) -> None:
         """Whatever stops the workers from now on does so by ``deadline``, in seconds of the clock."""
@@ -43,6 +48,9 @@ class WorkersEnd:
         self._ended = True
 
     def _stop(self, deadline: float) -> None:
+        if (newcomer := self.newcomer) is not None:
+            roster, executor = newcomer
+            self._do("stopping the new workers", lambda: roster.stop(executor, deadline))
         self._do("stopping the workers", lambda: self._parts.roster.stop(self._parts.executor, deadline))
 
     def _do(self, what: str, work: Callable[[], None]) -> None:

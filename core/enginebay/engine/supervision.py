@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from enginebay.engine.device_memory import DeviceMemory, Holders, holders_by_nvml
 from enginebay.interfaces import StatusSink
 from enginebay.messages import SinkState
 from enginebay.runtime import Runtime
-from enginebay.status import StatusManager
+from enginebay.status import StartTimes, StatusManager
 from enginebay.status.restarts import Ending, GiveUp, Restart, RestartRules, Restarts
 
 __all__ = ["LAST_WORDS", "Supervision"]
@@ -18,7 +19,10 @@ LAST_WORDS: Final = 2.0
 
 
 class Supervision:
-    """One engine's. ``epoch`` numbers its run among all of this user. Every method may be called from any thread."""
+    """One engine's. ``epoch`` numbers its run among all of this user. Every method may be called from any thread.
+
+    ``starts`` has how long its workers took to become ready.
+    """
 
     def __init__(
         self,
@@ -27,12 +31,15 @@ class Supervision:
         *,
         rules: RestartRules | None = None,
         epoch: int = 0,
+        holders: Holders = holders_by_nvml,
     ) -> None:
         self.manager = StatusManager(runtime, sinks)
         self.book = self.manager.book
         self.epoch = epoch
+        self.starts = StartTimes(runtime.lock())
         self._runtime, self._clock = runtime, runtime.clock
         self._restarts = Restarts(rules or RestartRules())
+        self.device_memory = DeviceMemory(runtime, holders)
         self._jitter = runtime.entropy.stream("restarts")
         self._lock = runtime.lock()
 

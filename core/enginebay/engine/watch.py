@@ -14,12 +14,17 @@ from enginebay.runtime import Runtime
 __all__ = ["WorkerWatch", "cause_of", "describe_exit"]
 
 _LINES_IN_WORDS, _LINE_IN_WORDS = 5, 150
+_SIGNALS = {one.value: one.name for one in Signals}
 
 
 class WorkerWatch:
-    """Told of deaths by the executor's threads, asked by the core's one. The first death that counts is the cause."""
+    """Told of deaths by the executor's threads, asked by the core's one. The first death that counts is the cause.
+
+    ``meanwhile`` is called by the core's thread, about once a second, while it waits for new workers.
+    """
 
     def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
         self._exits: list[WorkerExit] = []
         self._expected: frozenset[str] | None = None
         self._waiting: Future[None] | None = None
@@ -28,6 +33,10 @@ class WorkerWatch:
     def wake(self, idle: Callable[[], None]) -> None:
         """Call ``idle`` at each death, from any thread: it wakes who has nothing to do, and returns at once."""
         self._wake_idle = idle
+
+    def follow(self, before: WorkerWatch) -> None:
+        """Wake whom that one, of the workers before these, has woken."""
+        self._wake_idle = before._wake_idle
 
     def exited(self, worker_exit: WorkerExit) -> None:
         """``ExecutorContext.worker_exited``: a worker's process has ended. From any thread; returns at once."""
@@ -84,8 +93,7 @@ def _wake(waiting: Future[None]) -> None:
 def cause_of(worker_exit: WorkerExit) -> str:
     """One word for it, the same for each end of the same kind: ``SIGKILL``, ``ExitCode1``, ``Unknown``."""
     if worker_exit.signal is not None:
-        known = {one.value: one.name for one in Signals}
-        return known.get(worker_exit.signal, f"Signal{worker_exit.signal}")
+        return _SIGNALS.get(worker_exit.signal, f"Signal{worker_exit.signal}")
     return "Unknown" if worker_exit.exit_code is None else f"ExitCode{worker_exit.exit_code}"
 
 

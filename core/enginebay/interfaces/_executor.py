@@ -95,7 +95,8 @@ class RankHealth:
     is in one (else -1), the heartbeat's age in seconds, and the process's state ("running", "stopped", "gone", "").
 
     ``budget``: seconds that it asked for with that heartbeat (a compile, a first run), so that no deadline of a step
-    ends it before; 0: none."""
+    ends it before; 0: none. ``ran`` and ``queued``: seconds in all that its main thread was on a processor, and that it
+    was ready to run and had none, as the kernel counts them; -1: not known. Such waits do not count against it."""
 
     rank: int
     phase: str = ""
@@ -103,6 +104,8 @@ class RankHealth:
     age: float = 0.0
     state: str = ""
     budget: float = 0.0
+    ran: float = -1.0
+    queued: float = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)

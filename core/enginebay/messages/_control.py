@@ -79,6 +79,38 @@ class StopProfile(Struct, frozen=True, kw_only=True, tag="stop_profile"):
     """Write what was recorded; answered with the files' paths."""
 
 
+class Swap(Struct, frozen=True, kw_only=True, tag="swap"):
+    """Put other plugins in the place of those that run, with what runs; "" leaves one as it is.
+
+    ``sets`` are ``section.key=value`` of the sections [scheduler], [runner] and [executor], for options above all.
+    ``exclusive``: new workers are started when the old ones are gone, also where both would have room. Answered with
+    what is in force. What cannot start, or does not fit what runs, is refused, and the old one goes on.
+    """
+
+    scheduler: str = ""
+    runner: str = ""
+    executor: str = ""
+    sets: tuple[str, ...] = ()
+    exclusive: bool = False
+
+
+class Scale(Struct, frozen=True, kw_only=True, tag="scale"):
+    """Spread each copy of the model over so many workers; None leaves a size as it is. Otherwise as ``Swap``.
+
+    ``data_parallel_size``, which is asked for alone: have so many copies. Those that are missing are started beside
+    those that run, which serve meanwhile, and have their weights from one of them.
+    """
+
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    exclusive: bool = False
+
+
+class RestartWorkers(Struct, frozen=True, kw_only=True, tag="restart_workers"):
+    """Start the workers anew, one group after the other; requests wait, and lose nothing. No restart is counted."""
+
+
 Control = (
     ReadStatus
     | Drain
@@ -91,6 +123,9 @@ Control = (
     | CallWorkers
     | StartProfile
     | StopProfile
+    | Swap
+    | Scale
+    | RestartWorkers
 )
 
 

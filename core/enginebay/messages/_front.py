@@ -114,7 +114,8 @@ class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
     ``model`` is without its config; ``tokenizer`` is the folder or file that the engine's config names, or "".
     ``host`` and ``boot`` tell whether ``pid`` can be looked for where the front end runs. ``control_port``: where the
     socket for control listens, over TCP. ``patience``: seconds after which a question has no answer to wait for;
-    ``command_patience``: the same of a command, beside ``groups`` times the timeout that it has itself.
+    ``command_patience``: the same of a command, beside ``groups`` times the timeout that it has itself;
+    ``change_patience``: of one that starts workers anew.
     """
 
     session: str
@@ -131,6 +132,7 @@ class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
     patience: float = 660.0
     command_patience: float = 3000.0
     groups: int = 1
+    change_patience: float = 0.0
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):

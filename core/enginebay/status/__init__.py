@@ -10,7 +10,7 @@ compared (``_normal``), what is written where others write too (``_merge``), wai
 from enginebay.status.backoff import BackOff
 from enginebay.status.book import Entry, StatusBook
 from enginebay.status.groups import GroupStatus, group_status
-from enginebay.status.latency import StartSample, StartTracker
+from enginebay.status.latency import StartSample, StartTimes, start_of
 from enginebay.status.manager import StatusManager
 from enginebay.status.opening import open_sinks
 from enginebay.status.sync import FULL_PASS, SinkHealth, SinkSync
@@ -23,9 +23,10 @@ __all__ = [
     "SinkHealth",
     "SinkSync",
     "StartSample",
-    "StartTracker",
+    "StartTimes",
     "StatusBook",
     "StatusManager",
     "group_status",
     "open_sinks",
+    "start_of",
 ]

@@ -38,10 +38,8 @@ def carried(old: Iterable[Condition], new: Iterable[Condition], now: float) -> t
     out = []
     for one in new:
         was = before.get((one.owner, one.kind))
-        if was is not None and was.truth is one.truth:
-            out.append(replace(one, since=was.since))
-        else:
-            out.append(replace(one, since=now if was is None else max(now, was.since)))
+        since = now if was is None else was.since if was.truth is one.truth else max(now, was.since)
+        out.append(one if one.since == since else replace(one, since=since))
     return tuple(out)
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from enginebay.messages import OURS, Condition, Phase, Slot, StatusRecord, Truth, WorkerStatus
 from enginebay.status._conditions import ALIVE, carried, settled, with_condition
-from enginebay.status._normal import normal, same_content
+from enginebay.status._normal import named, normal, same_content
 from enginebay.status._stages import gone_on
 from enginebay.status._transitions import may_follow
 
@@ -61,7 +61,9 @@ class StatusBook:
         """``owners``: whose conditions are set here, beside the core's own. ``sinks``: the names of those that are told
         of each end before it is forgotten."""
         self._now, self._wall, self._lock, self._changed = now, wall, lock, changed
-        self.owners = frozenset({OURS, *owners})
+        self.owners = frozenset(
+            {OURS, *(named(Condition(kind="", truth=Truth.TRUE, owner=one)).owner for one in owners)}
+        )
         self._sinks = frozenset(sinks)
         self._entries: dict[str, Entry] = {}
         self.num_illegal = 0
@@ -92,7 +94,11 @@ class StatusBook:
 
         One that no life goes through is refused whole, counted and logged: nothing of it is kept.
         """
-        return self._update(status, force=force)
+        conditions = {(one.owner, one.kind): one for one in map(named, status.conditions)}
+        with self._lock:
+            status = replace(status, conditions=tuple(conditions.values()))
+            accepted = self._apply(status, force=force, finished=False)
+        return self._told(accepted)
 
     def advance(self, incarnation_id: str, phase: Phase, *, reason: str = "", message: str = "") -> bool:
         """The same incarnation in another phase; one that is ending is past that, and it is False."""
@@ -110,6 +116,7 @@ class StatusBook:
 
         By the incarnation, and not the slot: what is said late of an old one cannot touch its successor.
         """
+        condition = named(condition)
         with self._lock:
             entry = self._entries.get(incarnation_id)
             if entry is None or condition.owner not in self.owners:
@@ -129,11 +136,12 @@ class StatusBook:
     ) -> bool:
         """Its process has ended, as is known or must be assumed: missing information is failure, never success.
 
-        An exit code that is known is kept. The phase becomes Reclaiming, and from there what the end was.
+        An exit code that is known is kept. The phase becomes Reclaiming, and from there what the end was. False for an
+        incarnation that is not known, and where its end was told as a success and this says that it was none.
         """
         with self._lock:
             entry = self._entries.get(incarnation_id)
-            if entry is None:
+            if entry is None or (entry.status.phase is Phase.SUCCEEDED and (exit_code or signal is not None)):
                 return False
             old = entry.status
             if old.exit_code is not None:
@@ -198,11 +206,6 @@ class StatusBook:
             entry.done |= {sink}
             if entry.done >= self._sinks:
                 del self._entries[incarnation_id]
-
-    def _update(self, status: WorkerStatus, *, force: bool) -> bool:
-        with self._lock:
-            accepted = self._apply(status, force=force, finished=False)
-        return self._told(accepted)
 
     def _told(self, accepted: bool | None) -> bool:
         """None: it is no news."""

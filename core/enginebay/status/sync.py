@@ -47,13 +47,14 @@ class SinkHealth:
 @dataclass(slots=True)
 class _Seen:
     """What is known of one incarnation's record in the sink: ``version`` was acknowledged, and of ``held_back`` all but
-    its end was written, which is told when it is one."""
+    its end was written, which is told when it is one. ``silent``: a later life stands there, as was seen last."""
 
     tag: str = ""
     version: int = 0
     held_back: int = 0
     record: StatusRecord | None = None
     written: float = float("-inf")
+    silent: bool = False
 
 
 class SinkSync:
@@ -126,8 +127,9 @@ class SinkSync:
 
     def _behind(self, entry: Entry) -> bool:
         seen = self._seen.get(entry.status.incarnation.id)
-        told = self.name in entry.done
-        return not told and (seen is None or max(seen.version, seen.held_back) < entry.record.version)
+        if self.name in entry.done or (seen is not None and seen.silent):
+            return False
+        return seen is None or max(seen.version, seen.held_back) < entry.record.version
 
     def _may_go(self, entry: Entry) -> float:
         seen = self._seen.get(entry.status.incarnation.id)
@@ -162,17 +164,27 @@ class SinkSync:
         raise RuntimeError(f"the record of {local.status.slot.name} changed {_TRIES} times while it was written")
 
     def _resolve(self, local: StatusRecord, held: Stored | None, seen: _Seen) -> bool:
-        """The slot holds something else than was thought: whether to write over it."""
+        """The slot holds something else than was thought: whether to write over it.
+
+        A later life there silences this sink, for this incarnation and as long as it stands there; nothing that a sink
+        holds takes a worker out of the book that stands in its slot by what we know ourselves.
+        """
+        own = local.status.incarnation
         if held is None:
-            seen.tag, seen.record = "", None
+            seen.tag, seen.record, seen.silent = "", None, False
             return True
-        other, own = held.record.status.incarnation, local.status.incarnation
+        other, before = held.record.status.incarnation, seen.silent
+        present = self._book.present().get(local.status.slot)
+        follower = "" if present is None or present.incarnation.id == own.id else present.incarnation.id
         seen.tag, seen.record = held.tag, held.record if other.id == own.id else None
-        if other.id != own.id and other.order >= own.order:
-            self._book.drop(own.id)  # a successor stands there, and what is late of this one is nobody's business
+        seen.silent = other.id != own.id and (other.order > own.order or other.id == follower)
+        if seen.silent and follower:
+            self._book.drop(own.id)  # what is late of this one is nobody's business
             del self._seen[own.id]
-            return False
-        return True
+        elif seen.silent and not before:
+            where = f"status sink {self.name} holds a later life of {local.status.slot.name} than this engine's"
+            _LOG.warning("%s (run %d, generation %d): it is told nothing while that stands there", where, *other.order)
+        return not seen.silent
 
     def _reconcile(self, entry: Entry) -> None:
         """We are the source: what differs there from what we wrote is written again; others' conditions are theirs."""
@@ -191,9 +203,12 @@ class SinkSync:
         """The record of a worker of which nothing is left is removed, once the sink has acknowledged its end."""
         key, record = entry.status.incarnation.id, entry.record
         seen = self._seen.get(key)
-        if not record.finished or self.name in entry.done or seen is None or seen.version < record.version:
+        if not record.finished or self.name in entry.done or seen is None:
             return
-        self._sink.remove(record.status.slot, key)
+        if not seen.silent:  # else there is nothing of it there
+            if seen.version < record.version:
+                return
+            self._sink.remove(record.status.slot, key)
         self._book.let_go(key, self.name)
 
     def _forget(self) -> None:

@@ -17,15 +17,19 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler, SamplingResult
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
 
 from enginebay.errors import ConfigError
 from enginebay.telemetry._file import FileExporter
-from enginebay.tracing import SCOPE
+from enginebay.tracing import ENGINE_RECOVER, ENGINE_START, SCOPE
 
 DELAY_MS = 500  # a killed process loses what it has not sent, so batches are short
 QUEUE = 8192
 MAX_LINKS = 1024  # a step links to every request that joined or ended in it; the SDK's own limit is 128
 MAX_VALUE = 4096
+_RARE = frozenset({ENGINE_START, ENGINE_RECOVER})
 
 _PROTOCOLS = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
@@ -46,6 +50,32 @@ class SystemIds(IdGenerator):
     def generate_trace_id(self) -> int:
         """128 bits, not zero."""
         return self._random.randrange(1, 1 << 128)
+
+
+class Rare(Sampler):
+    """Another sampler, but for the traces of starts and recoveries: these are few, and always wanted afterwards."""
+
+    def __init__(self, other: Sampler) -> None:
+        self._other = other
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        """Always, for a root of those names; who has a parent is decided on by that."""
+        rare = name in _RARE and not trace.get_current_span(parent_context).get_span_context().is_valid
+        chosen = ALWAYS_ON if rare else self._other
+        return chosen.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        """In words."""
+        return f"starts and recoveries, else {self._other.get_description()}"
 
 
 class OnlyOurs(SpanProcessor):
@@ -85,7 +115,7 @@ def processors(file: Path | None, endpoint: str | None, *, from_environment: boo
 
 
 def provider(role: str, processors: Sequence[SpanProcessor]) -> TracerProvider:
-    """A private provider. The sampler is the SDK's: parent-based, or as ``OTEL_TRACES_SAMPLER`` says."""
+    """A private provider. The sampler is the SDK's: parent-based, or as ``OTEL_TRACES_SAMPLER`` says; see ``Rare``."""
     resource = Resource.create(
         {
             "service.name": os.environ.get("OTEL_SERVICE_NAME") or "enginebay",
@@ -97,6 +127,7 @@ def provider(role: str, processors: Sequence[SpanProcessor]) -> TracerProvider:
     )
     limits = SpanLimits(max_links=MAX_LINKS, max_attribute_length=MAX_VALUE)
     made = TracerProvider(resource=resource, id_generator=SystemIds(), span_limits=limits, shutdown_on_exit=False)
+    made.sampler = Rare(made.sampler)
     for processor in processors:
         made.add_span_processor(processor)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.telemetry._read import SpanEvent, SpanRecord
@@ -17,7 +17,7 @@ def render_tree(spans: Sequence[SpanRecord], *, columns: int | None = 120) -> st
 
     A line has the name, milliseconds, percent of the parent, the status when it is an error, and attributes (as many
     as fit into ``columns`` characters, None for all; ``enginebay.`` is left out of their names); events stand below
-    with the time since the span's start. A span whose parent is not among ``spans`` is a root of its trace.
+    with the time since the span's start, and theirs. A span whose parent is not among ``spans`` is a root of its trace.
     """
     traces: dict[str, list[SpanRecord]] = {}
     for span in sorted(spans, key=lambda s: s.start_ns):
@@ -29,7 +29,7 @@ def render_tree(spans: Sequence[SpanRecord], *, columns: int | None = 120) -> st
         room = None if columns is None else columns - width - 2
         lines = [f"trace {trace_id}"]
         for head, row, parent in rows:
-            text = _event(row, parent) if isinstance(row, SpanEvent) else _figures(row, parent, room)
+            text = _event(row, parent, room) if isinstance(row, SpanEvent) else _figures(row, parent, room)
             lines.append(f"{head.ljust(width)}  {text}".rstrip())
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -99,7 +99,12 @@ def _figures(span: SpanRecord, parent: SpanRecord | None, room: int | None) -> s
         text += f"  ERROR {_one_line(span.message)}".rstrip()
     if span.links:
         text += f"  → {len(span.links)} link{'s' if len(span.links) > 1 else ''}"
-    pairs = [f"  {_one_line(key.removeprefix('enginebay.'))}={_value(value)}" for key, value in span.attributes.items()]
+    return _with(text, span.attributes, room)
+
+
+def _with(text: str, attributes: Mapping[str, Any], room: int | None) -> str:
+    """The text and behind it as many attributes as there is room for."""
+    pairs = [f"  {_one_line(key.removeprefix('enginebay.'))}={_value(value)}" for key, value in attributes.items()]
     for shown, pair in enumerate(pairs):
         left = len(pairs) - shown
         more = f"  … {left} more"
@@ -109,10 +114,9 @@ def _figures(span: SpanRecord, parent: SpanRecord | None, room: int | None) -> s
     return text
 
 
-def _event(event: SpanEvent, span: SpanRecord | None) -> str:
+def _event(event: SpanEvent, span: SpanRecord | None, room: int | None) -> str:
     since = f"{(event.time_ns - span.start_ns) / 1e6:>+10.2f} ms     " if span is not None else ""
-    shown = [(k, v) for k, v in event.attributes.items() if k not in _LONG]
-    return since + "".join(f"  {_one_line(key)}={_value(value)}" for key, value in shown)
+    return _with(since, {key: value for key, value in event.attributes.items() if key not in _LONG}, room)
 
 
 def _value(value: Any) -> str:

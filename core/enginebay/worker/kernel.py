@@ -1,11 +1,11 @@
-"""What the kernel tells of processes that it killed for want of memory."""
+"""What the kernel tells of processes: whether it killed any for want of memory, and whether one lacks a processor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["oom_kills"]
+__all__ = ["oom_kills", "scheduled"]
 
 
 def oom_kills(root: Path = Path("/")) -> int:
@@ -40,3 +40,16 @@ def _counters(root: Path) -> Iterator[Path]:
     yield root / "sys/fs/cgroup/memory.events"  # a container sees its own group as the root, under another name
     yield root / "sys/fs/cgroup/memory/memory.oom_control"
     yield root / "proc/vmstat"
+
+
+def scheduled(pid: int, thread: int | None = None) -> tuple[float, float]:
+    """Seconds that a thread (unset: the process's main one) was on a processor, and that it waited for one, in all.
+
+    Both are -1 where the kernel does not say, or the thread has ended.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{pid if thread is None else thread}/schedstat", encoding="ascii") as file:
+            ran, queued, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return -1.0, -1.0
+    return ran / 1e9, queued / 1e9

@@ -6,6 +6,7 @@ the worker was shut down or its line closed, 1 the parent has gone, 3 it could n
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import logging
@@ -13,12 +14,13 @@ import os
 import signal
 import socket
 import sys
+from typing import Final
 
 from enginebay import tracing
 from enginebay.config import EngineConfig
 from enginebay.errors import one_line
 from enginebay.messages import Call, CompileOrWarmUpModel, Result, StartPayload, WorkerInfo
-from enginebay.telemetry import setup
+from enginebay.telemetry import Telemetry, setup
 from enginebay.transport import decode_start_payload
 from enginebay.transport.shared import WorkerEnd
 from enginebay.worker import process_guard as guard
@@ -28,6 +30,9 @@ from enginebay.worker.serve import serve
 from enginebay.worker.worker import Worker
 
 __all__ = ["main"]
+
+_FLUSH: Final = 0.25
+"""Seconds that a warm worker waits at most for its start's spans to be on their way."""
 
 
 def main(arguments: list[str]) -> int:
@@ -76,7 +81,7 @@ def _work(start: ProcessStart, payload: StartPayload, channel: WorkerEnd) -> Non
             with tracing.span(tracing.WORKER_SPAWN, attributes, parent=payload.traceparent, start_ns=start.spawned_ns):
                 pass
         gc.disable()
-        serve(start.payload, channel, make_worker=_OwnProcess)
+        serve(start.payload, channel, make_worker=functools.partial(_OwnProcess, telemetry=telemetry))
     finally:
         telemetry.shutdown()
 
@@ -85,13 +90,19 @@ class _OwnProcess(Worker):
     """A worker whose process begins and ends with it.
 
     What a framework's import makes, some hundred thousand objects, is not looked through for garbage: neither again and
-    again while it is made, nor at the end, when all of it goes with the process.
+    again while it is made, nor at the end, when all of it goes with the process. The spans of the start go out before
+    the worker is called warm: whoever dies in its first step has lost those of that step alone.
     """
+
+    def __init__(self, payload: StartPayload, *, telemetry: Telemetry) -> None:
+        super().__init__(payload)
+        self._telemetry = telemetry
 
     def handle(self, call: Call, traceparent: str = "") -> Result:
         result = super().handle(call, traceparent)
         if isinstance(call, CompileOrWarmUpModel):
             gc.enable()
+            self._telemetry.flush(_FLUSH)
         return result
 
     def shutdown(self) -> None:

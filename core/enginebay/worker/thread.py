@@ -21,6 +21,7 @@ from enginebay.messages import Envelope, RankReply, Replies, WorkerFailure, Work
 from enginebay.runtime import Channel, ChannelClosed, Clock, Runtime, Thread
 from enginebay.transport.beat import Beat
 from enginebay.transport.codec import decode_reply, decode_start_payload, encode_envelope, encode_reply
+from enginebay.worker.kernel import scheduled
 from enginebay.worker.serve import serve
 
 _LAST_CALL_SECONDS: Final = 10.0
@@ -94,6 +95,7 @@ class ThreadSession:
         self._worker: Thread | None = None
         self._reader: Thread | None = None
         self._reader_ident = 0
+        self._worker_native: int | None = None
 
     @property
     def phase(self) -> str:
@@ -104,6 +106,11 @@ class ThreadSession:
     def beat(self) -> Beat:
         """The worker's last sign of life."""
         return self._theirs.beat
+
+    @property
+    def scheduled(self) -> tuple[float, float]:
+        """Seconds that the worker's thread was on a processor, and that it waited for one, in all; -1: not known."""
+        return (-1.0, -1.0) if self._worker_native is None else scheduled(os.getpid(), self._worker_native)
 
     def launch(self, payload: bytes) -> None:
         """Start the worker's thread, and the one that reads its replies."""
@@ -161,6 +168,7 @@ class ThreadSession:
             _complete(future, self._without_answer(key))
 
     def _work(self, payload: bytes) -> None:
+        self._worker_native = threading.get_native_id()
         try:
             place = decode_start_payload(payload).place
             self.hello.set_result(

@@ -95,7 +95,16 @@ class ThreadExecutor(Executor[O], Generic[O]):
             return ExecutorHealth(alive=False, lost_ranks=(session.rank,), detail=detail)
         beat = session.beat
         age = (self.context.runtime.clock.now_ns() - beat.at_ns) / 1e9
-        rank = RankHealth(rank=session.rank, phase=beat.phase, step=beat.step, age=max(0.0, age), budget=beat.budget_s)
+        ran, queued = session.scheduled
+        rank = RankHealth(
+            rank=session.rank,
+            phase=beat.phase,
+            step=beat.step,
+            age=max(0.0, age),
+            budget=beat.budget_s,
+            ran=ran,
+            queued=queued,
+        )
         return ExecutorHealth(alive=True, ranks=(rank,))
 
     def stop(self, deadline: float) -> None:

@@ -14,6 +14,7 @@ from enginebay.interfaces import ExecutorContext, RankHealth, StartSpec
 from enginebay.transport.beat import Beat
 from enginebay.transport.shared import EngineEnd
 from enginebay.worker.host import available_cores
+from enginebay.worker.kernel import scheduled
 from enginebay_mp.binding import shares, thread_environment
 from enginebay_mp.descendants import MARK
 from enginebay_mp.logs import Printer
@@ -79,6 +80,7 @@ class Crew:
         for worker in list(self.workers.values()):
             beat = Beat() if line is None else line.heartbeat(worker.rank)
             age = (self._clock.now_ns() - beat.at_ns) / 1e9 if beat.at_ns else 0.0
+            ran, queued = scheduled(worker.process.pid)
             found.append(
                 RankHealth(
                     rank=worker.rank,
@@ -87,6 +89,8 @@ class Crew:
                     age=max(0.0, age),
                     state=worker.state(),
                     budget=beat.budget_s,
+                    ran=ran,
+                    queued=queued,
                 )
             )
         return tuple(found)

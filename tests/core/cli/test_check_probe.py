@@ -272,3 +272,9 @@ def test_a_real_model_and_a_light_parent(smollm2: Path) -> None:  # P8, P9
     [group] = told["probe"]["workers"][0]["kv_cache_groups"]
     assert group["bytes_per_block"] == 30 * 2 * 16 * 3 * 64 * 2  # layers, k and v, tokens, KV heads, width, bfloat16
     assert told["probe"]["seconds"]["load_model"] > 0
+
+
+def test_a_probe_tells_no_sink(ill: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "status.sqlite3"
+    checked(capsys, arguments(ill, f"status.options.sqlite.path={file}"))
+    assert not file.exists()

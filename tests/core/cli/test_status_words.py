@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from enginebay.cli import main
 from enginebay.cli._workers import changes, history_line, rows
@@ -18,6 +19,7 @@ from enginebay.messages import (
     Phase,
     SinkState,
     Slot,
+    Stage,
     StatusRecord,
     Truth,
     WorkerStatus,
@@ -47,6 +49,18 @@ def done(phase: Phase, *conditions: Condition, reason: str = "", message: str = 
     sinks = (SinkState(name="sqlite"), SinkState(name="http", failures=3, error="refused", behind=1))
     health = EngineHealth(healthy=not why, why=why, workers=(status,), sinks=sinks, wall=5000.0)
     return ControlDone(facts={"state": "ready"}, health=health)
+
+
+def test_a_worker_that_was_started_says_how_long_it_took() -> None:  # T24
+    ready = Condition(kind="Ready", truth=Truth.TRUE, since=4990.0)
+    said = done(Phase.READY, ready)
+    assert said.health is not None
+    stages = (Stage(phase=Phase.INIT_DEVICE, begun=0.0, ended=0.4), Stage(phase=Phase.LOADING, begun=0.4, ended=1.6))
+    for ended, words in ((stages, ", ready after 1.6 s: InitDevice 0.4, Loading 1.2"), (stages[:1], ""), ((), "")):
+        shown = (*ended, Stage(phase=Phase.WARMUP, begun=1.6)) if len(ended) == 1 else ended
+        worker = replace(said.health.workers[0], stages=shown)
+        row = rows(replace(said, health=replace(said.health, workers=(worker,))))[1]
+        assert row == ("group-0/rank-1/cuda:1", f"Ready for 10 s, pid 7, 2 restarts{words}")
 
 
 def test_a_row_for_each_worker_and_sink() -> None:

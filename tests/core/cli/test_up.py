@@ -112,7 +112,7 @@ def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp
         status = run("status")
         told = dict(line.split(maxsplit=1) for line in status.out.splitlines())
         assert (told["state"], told["health"]) == ("ready", "healthy")
-        assert re.match(r"Ready for \d+ s, pid \d+$", told["group-0/rank-0/auto:0"])
+        assert re.match(r"Ready for \d+ s, pid \d+, ready after [\d.]+ s: ", told["group-0/rank-0/cpu:0"])
         mixed = run("generate", "x", "--connect", "--set", "scheduler.max_num_seqs=2")
         assert mixed.code == 2
         assert "with --connect the engine has its own config" in mixed.err

@@ -81,7 +81,7 @@ def test_stop_as_a_command(fake: Installed) -> None:
 
 def test_what_waits_at_the_end_is_told(fake: Installed) -> None:
     with LLM(fake.config(step_seconds=0.002)) as llm, Held(llm):
-        drain = client_of(llm)._core.drain_timeout
+        drain = client_of(llm)._core.parts.drain_timeout
         assert drain > 1
         errors: list[Exception] = []
 

@@ -61,6 +61,41 @@ def test_a_step_that_does_not_end_is_seen_unless_it_has_asked_for_time(budget: f
     assert seen == [(True, ""), (True, "") if budget else (False, "step 3 has not ended for 16 s")]
 
 
+def test_a_worker_that_is_late_is_degraded_until_its_step_ends_and_well_for_some_time() -> None:
+    engine = Mortal(heartbeat=5.0)
+    submit, asked, seen = engine.executor.submit, Future[Replies](), list[tuple[float, bool, list[str]]]()
+    begun = engine.clock.time
+
+    def see() -> None:
+        said = health(engine)
+        phases = [f"{one.phase} {one.reason}".strip() for one in said.workers]
+        seen.append((engine.clock.time - begun, said.healthy, phases))
+
+    def look() -> ExecutorHealth:
+        if engine.clock.time > begun + 5.0:
+            see()
+        if engine.clock.time > begun + 7.5:
+            asked.set_result(submit(held[0]).result())
+        return ExecutorHealth(alive=True, ranks=(RankHealth(rank=0, phase="execute_model", age=1.0),))
+
+    held: list[Envelope] = []
+
+    def slow(envelope: Envelope) -> Future[Replies]:
+        if not held:
+            held.append(envelope)
+            return asked
+        return submit(envelope)
+
+    engine.executor.submit = slow  # type: ignore[method-assign]  # the first step takes long
+    engine.executor.health = look  # type: ignore[method-assign]  # to look at it meanwhile
+    engine.run()
+    see()
+    degraded = ["Degraded Slow"]
+    assert seen == [(6.0, True, ["Ready"]), (7.0, True, degraded), (8.0, True, degraded), (8.0, True, ["Ready"])]
+    assert engine.core.status().facts["generation"] == "0"
+    engine.check_ends()
+
+
 def test_workers_that_are_being_started_are_said() -> None:
     engine = Mortal()
     said: list[str] = []
@@ -112,7 +147,7 @@ def test_it_is_awaited_too(fake: Installed) -> None:
         async with AsyncLLM(fake.config()) as llm:
             return await llm.health()
 
-    assert asyncio.run(asked()).workers[0].slot.name == "group-0/rank-0/auto:0"
+    assert asyncio.run(asked()).workers[0].slot.name == "group-0/rank-0/cpu:0"
 
 
 def test_groups_are_well_together(fake: Installed) -> None:

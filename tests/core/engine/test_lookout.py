@@ -1,4 +1,4 @@
-"""Signs of life: the table from evidence to verdict, and a wait under a fake clock that looks no more than it must."""
+"""A wait for workers under a fake clock: it looks no more than it must, and ends nobody for being slow."""
 
 from __future__ import annotations
 
@@ -10,71 +10,18 @@ from typing import Any
 
 import pytest
 
-from enginebay.engine.lookout import Lookout, Verdict, announced, busy, describe, judge
+from enginebay.engine.lookout import Lookout
+from enginebay.engine.verdicts import Pace, Verdict, busy, describe
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import WorkerHung, WorkerLost
 from enginebay.interfaces import ExecutorHealth, RankHealth, WorkerExit
-from enginebay.messages import Replies
+from enginebay.messages import Replies, SchedulerOutput
 from enginebay.runtime import Entropy, Runtime
 from simulation.clock import SimClock
 
 HEARTBEAT = 5.0
 LIMIT = 15.0
 REPLIES = Replies(generation=0, call_id=1, replies=())
-
-
-def rank(state: str = "running", age: float = 100.0, phase: str = "execute_model", step: int = 41) -> RankHealth:
-    return RankHealth(rank=1, phase=phase, step=step, age=age, state=state)
-
-
-@pytest.mark.parametrize(
-    ("now", "waited", "before", "verdict"),
-    [
-        # stopped, in a wait that is long enough: once is a suspicion, twice is the verdict  # X5
-        (rank("stopped"), 20.0, None, Verdict.SUSPECT),
-        (rank("stopped"), 20.0, rank("stopped"), Verdict.HUNG),
-        (rank("stopped"), LIMIT, rank("stopped"), Verdict.HUNG),
-        # stopped in between, going on now
-        (rank("running"), 20.0, rank("stopped"), Verdict.FINE),
-        (rank("stopped"), 20.0, rank("running"), Verdict.SUSPECT),
-        # stopped a moment ago, or waited for only a moment: an idle worker is silent for hours
-        (rank("stopped", age=14.9), 20.0, rank("stopped"), Verdict.FINE),
-        (rank("stopped", age=4000.0), 14.9, rank("stopped"), Verdict.FINE),
-        # busy or starved, however long: its step has a deadline of its own  # X6
-        (rank("running", age=4000.0), 4000.0, rank("running"), Verdict.FINE),
-        (rank("", age=4000.0), 4000.0, rank(""), Verdict.FINE),
-        # ended: the executor reports that
-        (rank("gone"), 20.0, rank("gone"), Verdict.FINE),
-        (rank("gone"), 20.0, rank("stopped"), Verdict.FINE),
-    ],
-)
-def test_verdicts(now: RankHealth, waited: float, before: RankHealth | None, verdict: Verdict) -> None:
-    assert judge(now, waited, before, limit=LIMIT) is verdict
-
-
-def test_words() -> None:
-    assert describe(rank()) == "rank 1 has been in execute_model of step 41 for 100 s"
-    assert describe(rank("stopped", age=16.7)) == (
-        "rank 1 has been in execute_model of step 41 for 17 s (its process is stopped)"
-    )
-    assert describe(rank(phase="load_model", step=-1, age=412.0)) == "rank 1 has been in load_model for 412 s"
-    assert describe(rank(phase="", step=-1)) == "rank 1 has been in its start for 100 s"
-    assert busy([rank(), rank(phase="idle")]) == [rank()]
-
-
-@pytest.mark.parametrize(
-    ("budgets", "left"),
-    [
-        ([], 0.0),
-        ([(0.0, 5.0)], 0.0),
-        ([(60.0, 5.0)], 55.0),
-        ([(0.0, 1.0), (30.0, 40.0)], -10.0),
-        ([(1e9, 1.0)], 3599.0),
-    ],
-)
-def test_what_is_left_of_what_was_announced(budgets: list[tuple[float, float]], left: float) -> None:  # X6
-    ranks = [RankHealth(rank=i, budget=budget, age=age) for i, (budget, age) in enumerate(budgets)]
-    assert announced(ranks) == left
 
 
 class _Executor:
@@ -85,13 +32,16 @@ class _Executor:
         self.asked: list[float] = []
         self.says_ranks = True
         self.broken = False
+        self.pace = Pace()
+        self.late: list[tuple[float, dict[int, Verdict]]] = []
+        self.scheduled: Callable[[float], tuple[float, float]] = lambda now: (-1.0, -1.0)
 
     def health(self) -> ExecutorHealth:
-        self.asked.append(self.clock.time)
-        ranks = (
-            RankHealth(rank=0, phase="idle", age=self.clock.time, state="running"),
-            RankHealth(rank=1, phase="execute_model", step=7, age=self.clock.time, state=self.state(self.clock.time)),
-        )
+        now = self.clock.time
+        self.asked.append(now)
+        ran, queued = self.scheduled(now)
+        busy = RankHealth(rank=1, phase="execute_model", step=7, age=now, state=self.state(now), ran=ran, queued=queued)
+        ranks = (RankHealth(rank=0, phase="idle", age=now, state="running"), busy)
         return ExecutorHealth(alive=True, ranks=ranks if self.says_ranks else ())
 
     def stacks(self, deadline: float) -> dict[int, str]:
@@ -105,7 +55,15 @@ def lookout(state: Callable[[float], str], **changes: Any) -> tuple[Lookout, _Ex
     executor = _Executor(clock, state)
     vars(executor).update(changes)
     runtime = Runtime(clock=clock, transport=None, spawner=None, entropy=Entropy(0))  # type: ignore[arg-type]  # not used
-    return Lookout(watch, executor, runtime, heartbeat=HEARTBEAT), executor, clock, watch  # type: ignore[arg-type]  # the part that is asked
+    eye = Lookout(
+        watch,
+        executor,  # type: ignore[arg-type]  # the part that is asked
+        runtime,
+        heartbeat=HEARTBEAT,
+        pace=executor.pace,
+        late=lambda ranks: executor.late.append((clock.time, {rank: how for rank, (how, _) in ranks.items()})),
+    )
+    return eye, executor, clock, watch
 
 
 def test_an_answer_within_a_heartbeat_is_looked_at_by_nobody() -> None:
@@ -116,13 +74,67 @@ def test_an_answer_within_a_heartbeat_is_looked_at_by_nobody() -> None:
     assert executor.asked == []
 
 
-def test_a_slow_step_is_looked_at_once_a_second_and_left_alone() -> None:  # X6
+def test_a_slow_step_is_looked_at_once_a_second_and_left_alone() -> None:  # X6, R8
     eye, executor, clock, _ = lookout(lambda now: "running")
     future: Future[Replies] = Future()
     begun = clock.time
     clock.at(begun + 60.0, lambda: future.set_result(REPLIES))
     assert eye.wait(future, begun + 300) == REPLIES
     assert [round(at - begun, 6) for at in executor.asked] == [float(second) for second in range(5, 60)]
+
+
+STEP = SchedulerOutput(step=7, num_scheduled_tokens={"a": 3, "b": 1})
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "how"),
+    [
+        (lambda now: (now, 0.0), Verdict.SLOW),
+        (lambda now: (0.0, now), Verdict.STARVED),
+        (lambda now: (3.0, 4.0), Verdict.BLOCKED),
+        (lambda now: (-1.0, -1.0), Verdict.SLOW),
+    ],
+)
+def test_a_step_that_takes_long_is_said_and_so_is_that_it_came(
+    scheduled: Callable[[float], tuple[float, float]], how: Verdict
+) -> None:
+    eye, executor, clock, _ = lookout(lambda now: "running", scheduled=scheduled)
+    executor.pace.took(4, 0.6)  # so that six seconds are expected
+    future, begun = Future[Replies](), clock.time
+    clock.at(begun + 8.5, lambda: future.set_result(REPLIES))
+    assert eye.wait(future, begun + 300, STEP) == REPLIES
+    assert executor.late == [(begun + 7.0, {1: how}), (begun + 8.0, {1: how}), (begun + 8.5, {})]
+
+
+def test_nothing_is_said_of_a_step_in_time_or_of_another_call() -> None:
+    for seconds, step in ((4.9, STEP), (5.9, STEP), (60.0, None)):
+        eye, executor, clock, _ = lookout(lambda now: "running")
+        future, begun = Future[Replies](), clock.time
+        clock.at(begun + seconds, lambda future=future: future.set_result(REPLIES))  # type: ignore[misc]  # no type for a default
+        assert eye.wait(future, begun + 300, step) == REPLIES
+        assert executor.late == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("allowed", [3.0, 10.0, 60.0])
+def test_time_without_a_processor_is_not_the_workers_own(share: float, allowed: float) -> None:
+    eye, _, clock, _ = lookout(lambda now: "running", scheduled=lambda now: ((1 - share) * now, share * now))
+    begun = clock.time
+    with pytest.raises(TimeoutError):
+        eye.wait(Future(), begun + allowed, STEP)
+    first = min(HEARTBEAT, allowed / 2)  # before it nobody has looked
+    own = allowed - (clock.time - begun - first) * (1 - share) - first
+    assert -(1 - share) * 1.0 - 0.1 < own < 0.1  # with one more look a second later
+
+
+@pytest.mark.parametrize("grain", [0.001, 0.3, 0.9])
+def test_one_that_never_has_a_processor_is_never_ended(grain: float) -> None:
+    # the kernel counts a wait when it is over
+    eye, executor, clock, _ = lookout(lambda now: "running", scheduled=lambda now: (0.0, now // grain * grain))
+    future, begun = Future[Replies](), clock.time
+    clock.at(begun + 3600.0, lambda: future.set_result(REPLIES))
+    assert eye.wait(future, begun + 10, STEP) == REPLIES
+    assert {how for _, late in executor.late for how in late.values()} == {Verdict.STARVED}
 
 
 def test_what_a_worker_announces_is_waited_for_and_no_longer() -> None:  # X6
@@ -145,7 +157,7 @@ def test_what_a_worker_announces_is_waited_for_and_no_longer() -> None:  # X6
             assert round(clock.time - begun, 6) == max(20.0, budget - begun)
 
 
-def test_a_stopped_worker_is_hung_after_three_heartbeats(caplog: pytest.LogCaptureFixture) -> None:  # X5
+def test_a_stopped_worker_is_hung_after_three_heartbeats(caplog: pytest.LogCaptureFixture) -> None:  # X5, R8
     eye, _, clock, _ = lookout(lambda now: "stopped" if now > 3 else "running")
     begun = clock.time
     with caplog.at_level(logging.ERROR), pytest.raises(WorkerHung) as caught:
@@ -228,6 +240,21 @@ def test_the_deadline_holds_whatever_is_seen() -> None:
         assert clock.time == begun + 10
         assert executor.asked
         assert eye.who() == describe(busy(executor.health().ranks)[0])
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_an_answer_that_was_given_and_has_not_arrived_is_waited_for_a_moment(comes: bool) -> None:
+    eye, executor, clock, _ = lookout(lambda now: "running")
+    idle = ExecutorHealth(alive=True, ranks=(RankHealth(rank=0, phase="idle"), RankHealth(rank=1, phase="idle")))
+    executor.health = lambda: idle  # type: ignore[method-assign]  # both have answered
+    future, begun = Future[Replies](), clock.time
+    if comes:
+        clock.at(begun + 10.9, lambda: future.set_result(REPLIES))
+        assert eye.wait(future, begun + 10, STEP) == REPLIES
+    else:
+        with pytest.raises(TimeoutError):
+            eye.wait(future, begun + 10, STEP)
+        assert clock.time == begun + 11.0
 
 
 def test_an_executor_that_does_not_say_is_asked_once() -> None:

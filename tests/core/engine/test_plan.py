@@ -41,6 +41,7 @@ def test_defaults(parts: FakeSite) -> None:  # P8
         InForce("speculation", "off", "default"),
         InForce("execution", "eager", "runner 'v1' captures no graph"),
         InForce("attention", "auto", "settled when the worker has loaded the model"),
+        InForce("recovery", "none", "executor 'uni' does not start lost workers again"),
         InForce("status sinks", "none", "--set"),
     )
     assert (planned.dtype, planned.cache_dtype, planned.block_size, planned.max_model_len) == (
@@ -52,6 +53,20 @@ def test_defaults(parts: FakeSite) -> None:  # P8
     assert planned.limits.max_num_seqs == 256
     assert planned.limits.max_num_batched_tokens == 2048
     assert planned.world.ranks == (RankPlace(),)
+
+
+def test_recovery_is_shown_with_its_origin(parts: FakeSite) -> None:
+    parts.executor("again", "restartable=True")
+    shown = in_force(make_plan(parts, "executor.use=again", "recovery.max_restarts=0", "recovery.window=90.5"))
+    assert {name: told for name, told in shown.items() if name.startswith("recovery")} == {
+        "recovery max_restarts": ("0", "--set"),
+        "recovery max_restarts_in_all": ("20", "default"),
+        "recovery window": ("90.5", "--set"),
+        "recovery good_run": ("600", "default"),
+        "recovery failed_starts": ("2", "default"),
+        "recovery longest_wait": ("60", "default"),
+        "recovery reclaim": ("30", "default"),
+    }
 
 
 def test_what_the_mechanics_keep_is_shown_with_its_origin(parts: FakeSite) -> None:  # P8

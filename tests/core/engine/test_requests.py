@@ -41,7 +41,7 @@ class Held:
             spans=self.spans,
             detokenizer=lambda skip: self.detokenizer(skip),
             eos_token_ids=frozenset(),
-            max_model_len=100,
+            max_model_len=lambda: 100,
             on_finished=self.summaries.append,
         )
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.engine.roster import BACK_OFF, PROGRESSING, Roster, slots_of
+from enginebay.engine.roster import BACK_OFF, DEVICE_OK, PROGRESSING, Roster, slots_of
 from enginebay.engine.supervision import Supervision
+from enginebay.engine.verdicts import Verdict
 from enginebay.errors import WorkerHung, WorkerLost
 from enginebay.interfaces import WorkerExit
 from enginebay.messages import Phase, RankPlace, WorkerInfo, WorkerStatus, WorldPlan
@@ -30,11 +31,11 @@ class Stopping:
 class Group:
     """A roster of two ranks, and the clock that it lives by."""
 
-    def __init__(self, rules: RestartRules | None = None) -> None:
+    def __init__(self, rules: RestartRules | None = None, device: str = "cpu") -> None:
         self.clock = FakeClock()
         runtime = fake_runtime(self.clock)
         self.supervision = Supervision(runtime, {}, rules=rules, epoch=7)
-        self.roster = Roster(self.supervision, slots_of(TWO, "cpu"), runtime.entropy)
+        self.roster = Roster(self.supervision, slots_of(TWO, device), runtime.entropy)
         self.executor: Any = Stopping()
 
     def stand(self, generation: int = 0) -> None:
@@ -74,6 +75,29 @@ def test_what_workers_say_of_themselves_is_kept() -> None:
     ids = group.roster.incarnations
     group.roster.connected([WorkerInfo(rank=1, local_rank=1, incarnation=ids[1], host="h", pid=41)])
     assert [one.incarnation.pid for one in group.both] == [0, 41]
+
+
+@pytest.mark.parametrize(
+    ("foreseen", "taken", "said"),
+    [
+        ("cpu", "cpu", ("True", "cpu", "")),
+        ("cuda", "cuda:1", ("True", "cuda:1", "")),
+        ("", "cuda:1", ("True", "cuda:1", "")),
+        ("cuda", "cpu", ("False", "cpu", "it computes on cpu, and not on cuda:1 as was foreseen")),
+    ],
+)
+def test_the_device_that_was_taken_is_said(foreseen: str, taken: str, said: tuple[str, str, str]) -> None:
+    group = Group(device=foreseen)
+    group.stand()
+    workers = [
+        WorkerInfo(rank=n, local_rank=n, incarnation=one, host="h", pid=40 + n, device=taken)
+        for n, one in enumerate(group.roster.incarnations)
+    ]
+    group.roster.found(workers)
+    condition = group.both[1].condition(DEVICE_OK)
+    assert condition is not None
+    assert (condition.truth, condition.reason, condition.message) == said
+    assert group.both[1].slot.name == f"group-3/rank-1/{foreseen or 'device'}:1"
 
 
 def test_a_stop_that_was_asked_for_is_a_success() -> None:
@@ -139,6 +163,40 @@ def test_a_hang_and_a_wait_are_said() -> None:
     assert waits is not None
     assert (hung.truth, hung.reason, hung.message) == ("False", "Hung", "rank 0 has been in execute_model for 9 s")
     assert waits.message == "restart 3 follows in 4 s: rank 0 has been in execute_model"
+
+
+def test_a_rank_that_is_late_is_degraded_until_its_answer_comes() -> None:
+    group = Group()
+    group.stand()
+    group.roster.late({1: (Verdict.STARVED, "rank 1 has no processor")})
+    assert group.phases == (Phase.READY, Phase.DEGRADED)
+    late = group.both[1]
+    said = late.condition(PROGRESSING)
+    assert said is not None
+    assert (late.reason, late.message) == (said.reason, said.message) == ("Starved", "rank 1 has no processor")
+    assert (said.truth, late.condition("Ready").truth) == ("Unknown", "False")  # type: ignore[union-attr]  # each has one
+    group.roster.late({0: (Verdict.SLOW, "rank 0 computes")})
+    assert group.phases == (Phase.DEGRADED, Phase.READY)
+    group.roster.late({})
+    assert group.phases == (Phase.READY, Phase.READY)
+    assert [one.condition(PROGRESSING).reason for one in group.both] == ["InTime", "InTime"]  # type: ignore[union-attr]  # each has one
+
+
+def test_one_that_is_late_can_be_lost_and_drain() -> None:
+    group = Group()
+    group.stand()
+    group.roster.late({0: (Verdict.SLOW, "x")})
+    group.clock.time += 700.0
+    group.lose(0, signal=9)
+    group.roster.lost(WorkerLost("x"))
+    group.roster.late({})  # too late for the one that is gone
+    assert group.phases[0] is Phase.RECLAIMING
+    group.roster.stop(group.executor, 5.0)
+    assert group.phases == (Phase.FAILED, Phase.FAILED)
+    group.stand(1)
+    group.roster.drain(True)
+    group.roster.late({0: (Verdict.SLOW, "x")})
+    assert group.phases == (Phase.DRAINING, Phase.DRAINING)
 
 
 def test_draining_is_of_those_that_run() -> None:

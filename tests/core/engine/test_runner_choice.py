@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from enginebay.engine.startup import _choose
-from enginebay.engine.startup._accelerators import accelerator_here
+from enginebay.engine.startup._accelerators import accelerator_here, device_of_slots
 from enginebay.errors import PluginBroken
 from enginebay.messages import ModelInfo
 from support.fake_dist import FakeSite
@@ -198,3 +198,24 @@ def test_an_accelerator_shows_in_files_and_the_build_of_torch(
     for name in files:
         (tmp_path / name).touch()
     assert accelerator_here(tmp_path, hidden) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "here", "found", "named"),
+    [
+        ("cuda", ("cpu", "cuda"), True, None, "cuda"),
+        ("cu\nda", ("cpu",), True, None, "cu?da"),
+        ("auto", ("cpu",), True, "cuda", "cpu"),
+        ("auto", ("cpu",), False, None, "cpu"),
+        ("auto", ("cpu", "cuda"), True, "cuda", "cuda"),
+        ("auto", ("cpu", "cuda"), True, None, "cpu"),
+        ("auto", ("cpu", "other"), True, "cuda", "cpu"),
+        ("auto", ("cuda", "other"), True, None, ""),
+        ("auto", ("cpu", "cuda"), False, "cuda", ""),
+    ],
+)
+def test_slots_are_named_by_the_device_that_is_foreseen(
+    monkeypatch: pytest.MonkeyPatch, asked: str, devices: tuple[str, ...], here: bool, found: str | None, named: str
+) -> None:
+    monkeypatch.setattr("enginebay.engine.startup._accelerators.accelerator_here", lambda: found)
+    assert device_of_slots(asked, devices, here=here) == named

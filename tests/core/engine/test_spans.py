@@ -178,7 +178,7 @@ def test_of_steps_that_are_void_together_the_first_tells_the_cause(monkeypatch: 
         engine.run()
         failed = [step for step in spans.named("engine.step") if step.status.status_code is StatusCode.ERROR]
         (request,) = spans.named("text_completion fake-model")
-    assert [about(step)["error.type"] for step in failed] == ["WorkerFailed", "StepVoid"]
+    assert [about(step)["error.type"] for step in failed] == ["worker_failed", "StepVoid"]
     assert "boom" in (failed[0].status.description or "")
     assert request.status.status_code is StatusCode.OK
     assert [event.name for event in request.events].count("requeued") == 1
@@ -195,7 +195,7 @@ def test_a_failed_step_is_recorded_and_so_are_its_requests(monkeypatch: pytest.M
         step = spans.named("engine.step")[-1]
         (request,) = spans.named("text_completion fake-model")
     assert step.status.status_code is StatusCode.ERROR
-    assert about(step)["error.type"] == "WorkerFailed"
+    assert about(step)["error.type"] == "worker_failed"
     assert request.status.status_code is StatusCode.ERROR
     assert about(request)["error.type"] == "request_failed"
     assert about(request)[tracing.FINISH_REASON] == "error"

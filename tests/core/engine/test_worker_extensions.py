@@ -262,4 +262,4 @@ def test_its_options_are_in_the_schema() -> None:
     schema, warnings = config_schema(PluginHost())
     assert warnings == []
     options = schema["$defs"]["WorkerConfig"]["properties"]["options"]["properties"]
-    assert options == {"marks": {"$ref": "#/$defs/worker extension.marks.options"}}
+    assert options["marks"] == {"$ref": "#/$defs/worker extension.marks.options"}

@@ -230,3 +230,29 @@ def test_what_comes_too_late_for_one_that_ends_is_no_fault() -> None:
     assert not stand.book.advance("a", READY)
     assert not stand.book.advance("a", Phase.TERMINATING)
     assert (_get(stand).phase, stand.book.num_illegal) == (Phase.RECLAIMING, 0)
+
+
+_WORDS = st.text(max_size=80) | st.text("a\n\x1b\u202e", min_size=60, max_size=1500)
+_CONDITION = st.builds(
+    Condition, kind=_WORDS, truth=st.sampled_from(list(Truth)), reason=_WORDS, message=_WORDS, owner=_WORDS
+)
+
+
+@given(st.lists(_CONDITION, max_size=4), _WORDS, _WORDS, _CONDITION)
+def test_whatever_is_said_is_kept_in_bounded_clean_words(
+    conditions: list[Condition], reason: str, message: str, late: Condition
+) -> None:
+    stand = Stand(owners=(late.owner,))
+    said = status(READY, reason=reason, message=message, conditions=tuple(conditions))
+    assert stand.book.set(said)
+    stand.book.set_condition("a", late)
+    kept, version = _get(stand), stand.book.entries()[0].record.version
+    words = [kept.reason, *(word for one in kept.conditions for word in (one.kind, one.owner, one.reason))]
+    assert all(word.isprintable() and len(word) <= 64 for word in words)
+    messages = [kept.message, *(one.message for one in kept.conditions)]
+    assert all(word.isprintable() and len(word) <= 1024 for word in messages)
+    names = [(one.owner, one.kind) for one in kept.conditions]
+    assert names == sorted(set(names))
+    assert stand.book.set(kept)
+    stand.book.set_condition("a", late)  # the same words find what they said before
+    assert stand.book.entries()[0].record.version == version

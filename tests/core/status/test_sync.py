@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from enginebay.messages import Condition, Phase, StatusRecord, Truth
-from enginebay.status import StartSample, StartTracker
+from enginebay.messages import Condition, Incarnation, Phase, StatusRecord, Truth
 from support.status import SLOT, Stand, status
 
 READY = Phase.READY
@@ -23,13 +22,65 @@ def test_three_changes_are_one_write() -> None:  # T4
 
 
 def test_a_late_status_is_not_written_over_a_successor() -> None:  # T5
-    stand, other = Stand(), Stand()
+    stand = Stand()
     stand.tell(status(READY, inc="b"))
-    other.sink = stand.sink
-    other.sync._sink = stand.sink
-    assert other.tell(status(Phase.DEGRADED, inc="a")) == 0
-    assert other.book.get("a") is None
+    assert stand.tell(status(Phase.DEGRADED, inc="a")) == 0
+    assert stand.book.get("a") is None
     assert stand.sink.shown().incarnation.id == "b"
+
+
+def test_a_later_life_that_nobody_here_knows_silences_that_sink_alone(caplog: pytest.LogCaptureFixture) -> None:  # T5
+    stand = Stand()
+    stand.sink.write(StatusRecord(status=status(READY, inc="z"), version=3), "")
+    assert stand.tell(status(Phase.STARTING), status(READY), full=True) == 0
+    assert stand.book.advance("a", Phase.DEGRADED)
+    stand.sync.tick(full=True)
+    assert (stand.sink.shown().incarnation.id, stand.sync.health().behind, stand.sync.due()) == ("z", 0, None)
+    where = "status sink memory holds a later life of group-0/rank-0/cpu than this engine's (run 0, generation 25)"
+    assert caplog.messages == [f"{where}: it is told nothing while that stands there"]
+    stand.sink.remove(SLOT, "z")
+    stand.sync.tick(full=True)
+    assert (stand.sink.shown().incarnation.id, stand.sink.shown().phase) == ("a", Phase.DEGRADED)
+
+
+def test_the_end_of_one_that_a_sink_was_not_told_of_is_forgotten() -> None:
+    stand = Stand()
+    stand.sink.write(StatusRecord(status=status(READY, inc="z"), version=3), "")
+    stand.tell(status(READY))
+    stand.book.terminate("a", signal=9)
+    stand.sync.tick()
+    assert stand.book.get("a") is not None  # nobody has said that nothing is left of it
+    stand.book.end("a", asked=False)
+    stand.sync.tick()
+    assert (stand.book.get("a"), stand.sink.removed, stand.sink.shown().incarnation.id) == (None, [], "z")
+
+
+_HELD = st.tuples(st.sampled_from(["x", "y"]), st.integers(0, 2), st.integers(0, 2), st.sampled_from(list(Phase)))
+
+
+@given(st.lists(st.one_of(st.none(), _HELD, st.sampled_from(["tick", "full", "change"])), max_size=20))
+def test_nothing_that_a_sink_holds_takes_a_living_worker_out_of_the_book(events: list[object]) -> None:  # T5
+    stand, life = Stand(), replace(status(READY), incarnation=Incarnation(id="a", epoch=1, generation=1))
+    stand.book.set(life)
+    for number, event in enumerate(events):
+        stand.now += 5.0
+        match event:
+            case "tick" | "full":
+                stand.sync.tick(full=event == "full")
+            case "change":
+                assert stand.book.set(replace(life, message=str(number)))
+            case None:
+                stand.sink._held.clear()
+            case (str(inc), int(epoch), int(generation), Phase() as phase):
+                other = replace(status(phase), incarnation=Incarnation(id=inc, epoch=epoch, generation=generation))
+                held = stand.sink.read(SLOT)
+                stand.sink.write(StatusRecord(status=other, version=1), held.tag if held else "")
+        assert stand.book.present()[SLOT].incarnation.id == "a"
+    stand.now += 5.0
+    stand.sync.tick(full=True)
+    shown, later = stand.sink.shown().incarnation, (1, 1)
+    assert shown.id == "a" or shown.order > later
+    assert stand.sync.health().behind == 0
 
 
 def test_a_successor_is_written_over_what_was_there() -> None:
@@ -175,35 +226,6 @@ def test_the_wait_is_that_of_the_acknowledged_change() -> None:
     stand.now += 2
     stand.sync.tick()
     assert [(record.version, waited) for record, waited in stand.latencies] == [(1, 0.0), (2, 2.0)]
-
-
-def test_one_sample_for_each_start() -> None:  # T24
-    stand, samples = Stand(), list[StartSample]()
-    tracker = StartTracker(lambda status, sample: samples.append(sample))
-    stand.sync._acknowledged = lambda record, waited: tracker.acknowledged(record)
-    times = [(0, Phase.STARTING), (0.5, Phase.INIT_DEVICE), (1, Phase.LOADING), (41, Phase.WARMUP), (45, READY)]
-    for at, phase in times:
-        stand.now = 100.0 + at
-        stand.tell(status(phase))
-    for phase in (Phase.DEGRADED, READY):
-        stand.now += 10
-        stand.tell(status(phase))
-    (sample,) = samples
-    assert dict(sample.stages) == {
-        Phase.STARTING: 0.5,
-        Phase.INIT_DEVICE: 0.5,
-        Phase.LOADING: 40.0,
-        Phase.WARMUP: 4.0,
-    }
-    assert (sample.total, sample.without_weights) == (45.0, 5.0)
-
-
-def test_a_worker_that_was_ready_before_gives_no_sample() -> None:
-    stand, samples = Stand(), list[StartSample]()
-    tracker = StartTracker(lambda status, sample: samples.append(sample))
-    stand.sync._acknowledged = lambda record, waited: tracker.acknowledged(record)
-    stand.tell(status(READY))
-    assert not samples
 
 
 _EVENTS = st.sampled_from(["change", "tick", "full", "down", "up", "edit", "delete", "die", "end", "next", "later"])

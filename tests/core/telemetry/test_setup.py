@@ -30,6 +30,39 @@ def names(path: Path) -> list[str]:
     return [span.name for span in read_spans(path)]
 
 
+@pytest.mark.parametrize(("sampler", "others"), [("always_off", 0), ("parentbased_always_off", 0), ("always_on", 1)])
+def test_starts_and_recoveries_are_recorded_whatever_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, others: int
+) -> None:  # R12
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    path = tmp_path / "trace.jsonl"
+    telemetry = setup(TelemetryConfig(file=path), role="engine")
+    for name in ("engine.start", "engine.recover", "text_completion m"):
+        with tracing.span(name), tracing.span("below"):
+            pass
+    with tracing.span("engine.recover", parent=f"00-{'a' * 32}-{'b' * 16}-00"):  # who has a parent follows it
+        pass
+    telemetry.shutdown()
+    assert names(path).count("text_completion m") == others
+    recoveries = 2 if sampler == "always_on" else 1
+    assert (names(path).count("engine.start"), names(path).count("engine.recover")) == (1, recoveries)
+
+
+def test_what_is_below_a_start_or_a_recovery_is_recorded_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R12
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.0")
+    path = tmp_path / "trace.jsonl"
+    telemetry = setup(TelemetryConfig(file=path), role="engine")
+    with tracing.span("engine.recover", root=True), tracing.span("worker.respawn") as span:
+        parent = tracing.traceparent(span)
+    with tracing.span("worker.init", parent=parent):  # as in another process
+        pass
+    telemetry.shutdown()
+    assert sorted(names(path)) == ["engine.recover", "worker.init", "worker.respawn"]
+
+
 def test_nothing_configured_is_nothing() -> None:
     before = threading.active_count()
     telemetry = setup(TelemetryConfig(), role="engine")

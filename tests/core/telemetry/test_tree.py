@@ -177,6 +177,15 @@ def test_many_requests_are_cut(tmp_path: Path) -> None:
     assert lines[-1] == "10 more traces: --all shows them."
 
 
+def test_recoveries_are_shown_however_many_requests_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    many = [span(n, "chat tiny", n, n + 1, trace=n) for n in range(1, 31)]
+    write(path, [*many, span(99, "engine.recover", 40, 41, trace=99), span(98, "engine.start", 50, 51, trace=98)])
+    lines = show(path).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("engine")] == ["engine.recover", "engine.start"]
+    assert lines[-1] == "10 more traces: --all shows them."
+
+
 def test_control_characters_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     write(path, [span(1, "a\x1b[31m", 0, 1, attributes={"k": "\u202ev"})])

@@ -69,7 +69,7 @@ def test_a_request_that_kills_its_worker_is_found_and_ends_alone(fake: Installed
 
 def test_requests_in_flight_go_on_when_the_worker_is_killed_or_stopped(
     fake: Installed, census: Census, caplog: pytest.LogCaptureFixture
-) -> None:  # X4, X5
+) -> None:  # X4, X5, R1, R8
     config = fake.config(step_seconds=0.02) | {"executor": {"use": "mp"}, "deadlines": {"heartbeat": 0.3, "step": 120}}
     with LLM(config=config) as llm, caplog.at_level(logging.WARNING):
         answers: list[str] = []
@@ -248,7 +248,7 @@ def test_phases_of_the_workers_are_in_the_engines_trace(fake: Installed, tmp_pat
 
 def test_a_lost_worker_that_cannot_be_replaced_is_exit_code_4(
     fake: Installed, monkeypatch: pytest.MonkeyPatch
-) -> None:  # E2
+) -> None:  # E2, R5
     host = PluginHost()
     core = start(plan(load(fake.config(), sets=["executor.use=mp"], environ={}), host), system_runtime(0), host)
     try:

@@ -61,7 +61,7 @@ def witnesses(llm: LLM) -> list[dict[str, Any]]:
 
 def test_a_killed_rank_costs_no_request_and_nothing_is_pickled(
     config: dict[str, Any], census: Census, monkeypatch: pytest.MonkeyPatch
-) -> None:  # P6, X4, X12
+) -> None:  # P6, X4, X12, R6
     def banned(*arguments: object, **options: object) -> None:
         raise AssertionError("something is pickled")
 

@@ -32,7 +32,7 @@ from enginebay.engine.admission.plain import plain, plain_float, plain_rows
 from enginebay.engine.admission.structured import check_structured, plain_structured
 from enginebay.messages import SamplingParams
 
-__all__ = ["check_params", "plain_params", "with_bad_words"]
+__all__ = ["check_features", "check_params", "plain_params", "with_bad_words"]
 
 _SEED_BITS: Final = 64
 _MOST_FLOAT: Final = 3e38
@@ -71,7 +71,7 @@ def check_params(params: SamplingParams, limits: AdmissionLimits) -> None:
     _check_ids("stop_token_ids", "stop token", params.stop_token_ids, MAX_STOP_TOKENS, limits)
     _check_bad_words(params, limits)
     check_structured(params)
-    _check_features(params, limits)
+    check_features(params, limits)
 
 
 def with_bad_words(params: SamplingParams, limits: AdmissionLimits) -> SamplingParams:
@@ -183,7 +183,8 @@ def _check_id(name: str, what: str, token_id: int, limits: AdmissionLimits) -> N
         raise refuse(name, f"{what} {shown(token_id)} is outside the model's vocabulary (0 to {limits.vocab_size - 1})")
 
 
-def _check_features(params: SamplingParams, limits: AdmissionLimits) -> None:
+def check_features(params: SamplingParams, limits: AdmissionLimits) -> None:
+    """Raise ``InvalidRequest`` for the first wish that the runner does not serve."""
     wishes = {  # field: (feature, whether it is wished for)
         "top_k": ("top_k", params.top_k > 0),
         "top_p": ("top_p", params.top_p < 1),

@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from enginebay.engine.control.tensors import AbortTensors, ChunkOfTensors, Command, FinishTensors, StartTensors
+from enginebay.engine.control.tensors import (
+    AbortTensors,
+    ChunkOfTensors,
+    Command,
+    FinishTensors,
+    RestartFrom,
+    StartTensors,
+)
 from enginebay.engine.control.weights import WeightsControl
 from enginebay.engine.control.worker_calls import WorkerCalls
 from enginebay.engine.life import CACHE, WEIGHTS, Life
 from enginebay.engine.parts import CoreParts
+from enginebay.engine.swap.exchange import Exchange
 from enginebay.errors import CapabilityError, EnginebayError, EngineBusy, InvalidRequest
 from enginebay.messages import (
     Ack,
@@ -25,7 +33,9 @@ from enginebay.messages import (
     ProfileWritten,
     ReadStatus,
     ResetPrefixCache,
+    RestartWorkers,
     Resume,
+    Scale,
     Sleep,
     SleepWorker,
     StartProfile,
@@ -33,6 +43,7 @@ from enginebay.messages import (
     StopEngine,
     StopProfile,
     StopWorkerProfile,
+    Swap,
     UpdateWeights,
     WakeUp,
     WakeWorker,
@@ -50,12 +61,14 @@ _LONGEST_CALL: Final = 7 * 24 * 3600.0
 class Controls:
     """Carries out commands, one at a time; those of ``QUIET`` come when no step is in flight.
 
-    ``anew`` puts a fresh scheduler over an empty KV cache under the next generation; ``unfinished`` counts requests.
+    ``anew`` puts a fresh scheduler over an empty KV cache under the next generation; ``unfinished`` counts requests;
+    ``exchange`` puts other parts in the place of those that run.
     """
 
     def __init__(
         self,
         parts: CoreParts,
+        exchange: Exchange,
         *,
         anew: Callable[[], None],
         unfinished: Callable[[], int],
@@ -68,6 +81,7 @@ class Controls:
         self._anew = anew
         self._unfinished = unfinished
         self._status = status
+        self._exchange = exchange
 
     def do(self, command: Command) -> ControlDone:
         """Raises what the command is refused for, or what went wrong with it on a worker; the engine goes on."""
@@ -102,6 +116,12 @@ class Controls:
                 self._life.draining = False
                 self._parts.roster.drain(False)
                 return ControlDone()
+            case Swap() | Scale():
+                return self._exchange.swap(command)
+            case RestartWorkers():
+                return self._exchange.restart()
+            case RestartFrom():
+                return self._exchange.restart(command.lender)
             case ReadStatus():
                 return self._status()
             case Drain() | StopEngine():

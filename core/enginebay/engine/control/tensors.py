@@ -12,10 +12,20 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from enginebay.engine.lending import Lender
 from enginebay.errors import InvalidRequest
 from enginebay.messages import Control, TensorPiece, WeightsChunk
 
-__all__ = ["AbortTensors", "ChunkOfTensors", "Command", "FinishTensors", "StartTensors", "chunks_of", "new_update"]
+__all__ = [
+    "AbortTensors",
+    "ChunkOfTensors",
+    "Command",
+    "FinishTensors",
+    "RestartFrom",
+    "StartTensors",
+    "chunks_of",
+    "new_update",
+]
 
 _CHUNK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of tensors in one message: far below what a frame may have, and far above what a message costs."""
@@ -55,7 +65,13 @@ class AbortTensors(Struct, frozen=True, kw_only=True, tag="abort_tensors"):
     update: int
 
 
-Command = Control | StartTensors | ChunkOfTensors | FinishTensors | AbortTensors
+class RestartFrom(Struct, frozen=True, kw_only=True, tag="restart_workers"):
+    """``RestartWorkers`` for one group, with another of this engine that may lend its weights."""
+
+    lender: Lender | None
+
+
+Command = Control | StartTensors | ChunkOfTensors | FinishTensors | AbortTensors | RestartFrom
 """What an engine in this process can be asked beside requests."""
 
 

@@ -103,7 +103,7 @@ class AsyncLLM(AsyncLLMControl):
     @property
     def in_force(self) -> dict[str, str]:
         """What was really chosen, as ``enginebay check`` prints it, with what only the workers knew."""
-        return dict(self._live().in_force)
+        return self._live().in_force
 
     async def stats(self) -> EngineStats:
         """How the engine stands now."""

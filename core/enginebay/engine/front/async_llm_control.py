@@ -27,9 +27,12 @@ from enginebay.messages import (
     EngineHealth,
     ReadStatus,
     ResetPrefixCache,
+    RestartWorkers,
     Resume,
+    Scale,
     Sleep,
     StopProfile,
+    Swap,
     WakeUp,
 )
 
@@ -103,6 +106,40 @@ class AsyncLLMControl(ABC):
     async def resume(self) -> None:
         """Take requests again after ``drain``."""
         await self._ask(Resume())
+
+    async def swap(
+        self,
+        *,
+        scheduler: str = "",
+        runner: str = "",
+        executor: str = "",
+        sets: Sequence[str] = (),
+        exclusive: bool = False,
+    ) -> dict[str, str]:
+        """Put other plugins in the place of those that run."""
+        command = Swap(scheduler=scheduler, runner=runner, executor=executor, sets=tuple(sets), exclusive=exclusive)
+        return dict((await self._ask(command)).facts)
+
+    async def scale(
+        self,
+        *,
+        tensor_parallel: int | None = None,
+        pipeline_parallel: int | None = None,
+        data_parallel: int | None = None,
+        exclusive: bool = False,
+    ) -> dict[str, str]:
+        """Spread each copy of the model over so many workers, or have so many copies."""
+        command = Scale(
+            tensor_parallel_size=tensor_parallel,
+            pipeline_parallel_size=pipeline_parallel,
+            data_parallel_size=data_parallel,
+            exclusive=exclusive,
+        )
+        return dict((await self._ask(command)).facts)
+
+    async def restart_workers(self) -> None:
+        """Start the workers anew, one group after the other."""
+        await self._ask(RestartWorkers())
 
     async def status(self) -> dict[str, str]:
         """How the engine stands, in words."""

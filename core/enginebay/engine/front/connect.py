@@ -46,7 +46,7 @@ def connect(
                 "tokenizer=PATH, a folder or file on this machine with the same one"
             ) from None
         client.use_bad_words(bad_word_ids(reader))
-        return Front(client, told.model, runtime, reader, tokenizer_path=named, in_force=told.in_force)
+        return Front(client, told.model, runtime, reader, tokenizer_path=named)
     except BaseException:
         client.stop()
         raise

@@ -16,7 +16,7 @@ from enginebay.engine.admission.admit import Ask
 from enginebay.engine.admission.checks import check_tokens, kind_of
 from enginebay.engine.admission.options import check_known, for_each
 from enginebay.engine.port import EnginePort
-from enginebay.engine.replicas.replicas import ReplicaSet
+from enginebay.engine.replicas.growing import GrowingSet
 from enginebay.engine.spans import CHAT, TEXT_COMPLETION
 from enginebay.engine.startup.groups import start_groups
 from enginebay.engine.startup.plan import plan
@@ -80,7 +80,6 @@ class Front:
         tokenizer: Tokenizer,
         *,
         tokenizer_path: Path | None = None,
-        in_force: Mapping[str, str] | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
         """``tokenizer_path`` is where it was read from, if that is not the model's own folder."""
@@ -89,7 +88,6 @@ class Front:
         self.tokenizer = tokenizer
         self.tokenizer_path = tokenizer_path
         self.runtime = runtime
-        self.in_force = dict(in_force or {})
         self._ids = runtime.entropy.stream("request_ids")
         self._telemetry = telemetry
         self.grow: Callable[[], int] = _not_ours
@@ -117,12 +115,12 @@ class Front:
                 with tracing.span(tracing.PLUGIN_DISCOVERY):
                     made = plan(resolved, host)
                 tokenizer = read_tokenizer(made)
-                cores, in_force, growth = start_groups(span, made, runtime, host, tokenizer)
-            client = ReplicaSet(
+                cores, growth = start_groups(span, made, runtime, host, tokenizer)
+            client = GrowingSet(
                 cores,
+                growth.another,
                 block_size=made.block_size if made.prefix_caching else 0,
                 slack=made.limits.max_num_batched_tokens,  # a hit in the cache is not worth more than a step's wait
-                num_ranks=len(made.world.own_places),
                 stop_timeout=made.config.deadlines.stop,
                 step_timeout=made.config.deadlines.step,
                 on_end=telemetry.shutdown,
@@ -133,13 +131,17 @@ class Front:
                 cores[0].runtime,  # whose entropy the ranks agreed on
                 tokenizer,
                 tokenizer_path=made.config.model.tokenizer,
-                in_force=in_force,
                 telemetry=telemetry,
             )
-            front.grow = functools.partial(client.grow, growth.another)
+            front.grow = client.one_more
             client.start()
             undo.pop_all()
         return front
+
+    @property
+    def in_force(self) -> dict[str, str]:
+        """What was really chosen, by the engine and by its workers."""
+        return self.client.in_force
 
     def close(self) -> None:
         """Stop the engine, its thread, its exporters and the template's process.

@@ -90,7 +90,7 @@ class LLM(LLMControl):
     @property
     def in_force(self) -> dict[str, str]:
         """What was really chosen, as ``enginebay check`` prints it, with what only the workers knew."""
-        return dict(self._front.in_force)
+        return self._front.in_force
 
     @property
     def has_chat_template(self) -> bool:

@@ -25,9 +25,12 @@ from enginebay.messages import (
     EngineHealth,
     ReadStatus,
     ResetPrefixCache,
+    RestartWorkers,
     Resume,
+    Scale,
     Sleep,
     StopProfile,
+    Swap,
     WakeUp,
 )
 
@@ -123,6 +126,55 @@ class LLMControl(ABC):
     def resume(self) -> None:
         """Take requests again after ``drain``."""
         self._ask(Resume())
+
+    def swap(
+        self,
+        *,
+        scheduler: str = "",
+        runner: str = "",
+        executor: str = "",
+        sets: Sequence[str] = (),
+        exclusive: bool = False,
+    ) -> dict[str, str]:
+        """Put other plugins in the place of those that run; requests wait meanwhile, and lose nothing.
+
+        ``sets`` are ``section.key=value`` of [scheduler], [runner] and [executor], for options above all. Another
+        scheduler needs no new workers; a runner or an executor does: they are started beside the old ones where the
+        machine's memory has room for both, unless ``exclusive``. Returns what is in force differently now. Raises
+        ``CapabilityError`` for what does not fit the model, the config or a request that runs, ``StartFailed`` for
+        what does not start, ``EngineBusy`` when it has to wait; then the old plugins go on.
+        """
+        command = Swap(scheduler=scheduler, runner=runner, executor=executor, sets=tuple(sets), exclusive=exclusive)
+        return dict(self._ask(command).facts)
+
+    def scale(
+        self,
+        *,
+        tensor_parallel: int | None = None,
+        pipeline_parallel: int | None = None,
+        data_parallel: int | None = None,
+        exclusive: bool = False,
+    ) -> dict[str, str]:
+        """Spread each copy of the model over so many workers, as ``swap`` does it.
+
+        A request that would not fit into the new KV cache is a reason to refuse it. ``data_parallel``, alone: how many
+        copies there are to be, of which those that are missing are started as ``grow`` does it.
+        """
+        command = Scale(
+            tensor_parallel_size=tensor_parallel,
+            pipeline_parallel_size=pipeline_parallel,
+            data_parallel_size=data_parallel,
+            exclusive=exclusive,
+        )
+        return dict(self._ask(command).facts)
+
+    def restart_workers(self) -> None:
+        """Start the workers anew, one group after the other; the others take the new requests meanwhile.
+
+        The requests of a group wait for its new workers, which have their weights from another group where there is
+        one that can lend them. No restart is counted.
+        """
+        self._ask(RestartWorkers())
 
     def grow(self) -> int:
         """Start one more copy of the model beside those that run; returns how many groups there are then.

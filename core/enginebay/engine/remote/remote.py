@@ -35,8 +35,11 @@ from enginebay.messages import (
     ControlDone,
     Drain,
     ReadStatus,
+    RestartWorkers,
     SamplingParams,
+    Scale,
     Submit,
+    Swap,
     Welcome,
 )
 from enginebay.runtime import Runtime
@@ -99,6 +102,11 @@ class RemoteClient:
     def now(self) -> float:
         """Seconds of this process's clock."""
         return self._runtime.clock.now()
+
+    @property
+    def in_force(self) -> dict[str, str]:
+        """What was in force when the connection was made."""
+        return dict(self.welcome.in_force)
 
     @property
     def limits(self) -> AdmissionLimits:
@@ -213,6 +221,8 @@ class RemoteClient:
         """Seconds after which its answer will not come."""
         if isinstance(command, ReadStatus):
             return self.welcome.patience
+        if isinstance(command, Swap | Scale | RestartWorkers):
+            return max(self.welcome.change_patience, self.welcome.command_patience)
         own = command.timeout if isinstance(command, Drain | CallWorkers) else None
         return self.welcome.command_patience + self.welcome.groups * (own or 0.0)
 

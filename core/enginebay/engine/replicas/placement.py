@@ -44,6 +44,11 @@ class Placement:
         with self._lock:
             self._router.lose(group)
 
+    def rest(self, group: int, on: bool) -> None:
+        """This group is passed over as long as there is another; or, if not ``on``, it no longer is."""
+        with self._lock:
+            self._router.rest(group, on)
+
     def place(self, asks: Sequence[Ask], end: Callable[[], EnginebayError]) -> list[Place]:
         """A group for each. Raises ``DuplicateRequest``, or ``end()`` when no group is left; then none is placed."""
         placed: list[Place] = []

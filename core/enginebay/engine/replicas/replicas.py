@@ -21,9 +21,10 @@ from enginebay.engine.control.tensors import Command
 from enginebay.engine.core import EngineCore
 from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
-from enginebay.engine.replicas.gathering import SummedStats, end_of_all, for_each_group
+from enginebay.engine.replicas.gathering import SummedStats, end_of_all, merged
 from enginebay.engine.replicas.placement import Place, Placement
 from enginebay.engine.replicas.routing import Router
+from enginebay.engine.replicas.sending import sender
 from enginebay.engine.replicas.unison import Unison
 from enginebay.engine.spans import TEXT_COMPLETION
 from enginebay.errors import EnginebayError, EngineDead, RequestError, UnknownRequest
@@ -45,26 +46,22 @@ class ReplicaSet:
         *,
         block_size: int = 0,
         slack: int = 0,
-        num_ranks: int = 1,
         stop_timeout: float,
         step_timeout: float = 300.0,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Assigns. ``block_size`` and ``slack`` (tokens) are the router's, ``num_ranks`` is that of each group.
+        """Assigns. ``block_size`` and ``slack`` (tokens) are the router's.
 
         The timeouts are seconds; ``on_end`` is called in an engine's thread when the last group has ended.
         """
-        self._num_ranks = num_ranks
-        self._stop_timeout = stop_timeout
-        self._step_timeout = step_timeout
+        self._stop_timeout, self._step_timeout = stop_timeout, step_timeout
         self._on_end = on_end
         self._runtime = cores[0].runtime
         self._lock = threading.RLock()  # of what follows; a dropped stream may abort from within any allocation
         self._num_ended = 0
         self._unison = Unison()
         self._stop_deadline: float | None = None
-        self._cores = tuple(cores)
-        self._clients = tuple(self._client(core) for core in cores)
+        self._cores, self._clients = tuple(cores), tuple(self._client(core) for core in cores)
         longest = self._strictest().limits.max_model_len
         self._places = Placement(Router(len(cores), prefix=block_size, slack=slack, max_model_len=longest))
 
@@ -89,8 +86,7 @@ class ReplicaSet:
         client = self._client(core)
         client.start()
         with self._lock:
-            stopping = self._stop_deadline
-            if stopping is None:
+            if (stopping := self._stop_deadline) is None:
                 self._clients = (*self._clients, client)
                 self._cores = (*self._cores, core)
                 return self._places.add_group()
@@ -246,9 +242,13 @@ class ReplicaSet:
         """Ask every living group, one when the one before has done it. The future has the answer, or its error."""
         self.check_alive()
         groups = [group for group, load in enumerate(self.loads) if load is not None]
-        commands = for_each_group(command, [self._num_ranks] * len(groups))
-        clients, count = [self._clients[group] for group in groups], len(self._cores)
-        return self._unison.control(self._runtime, command, groups, lambda i: clients[i].control(commands[i]), count)
+        send = sender(command, groups, self._cores, self._clients, self._places)
+        return self._unison.control(self._runtime, command, groups, send, len(self._cores))
+
+    @property
+    def in_force(self) -> dict[str, str]:
+        """What is in force in the groups."""
+        return merged([core.in_force for core in self._cores])
 
     def ask_to_stop(self) -> None:
         """Ask all groups for their ends and wait for nothing: from any thread, at any time."""

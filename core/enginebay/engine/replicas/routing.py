@@ -64,6 +64,7 @@ class Router:
         self._max_model_len = max_model_len
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
+        self._resting: set[int] = set()
 
     def loads(self) -> tuple[int | None, ...]:
         """Tokens that each group has to do; None: it is lost."""
@@ -78,10 +79,18 @@ class Router:
         """This group takes no more requests."""
         self._loads[group] = None
 
+    def rest(self, group: int, on: bool) -> None:
+        """This group is passed over as long as there is another; or, if not ``on``, it no longer is."""
+        (self._resting.add if on else self._resting.discard)(group)
+
     def take(self, ask: Ask) -> tuple[int, int] | None:
         """(group, cost) for a request; None when no group is left."""
         key = self._key(ask)
-        group = choose(self._loads, preferred=self._homes.get(key) if key is not None else None, slack=self._slack)
+        preferred = self._homes.get(key) if key is not None else None
+        awake = [None if index in self._resting else load for index, load in enumerate(self._loads)]
+        group = choose(awake, preferred=preferred, slack=self._slack)
+        if group is None:
+            group = choose(self._loads, preferred=preferred, slack=self._slack)
         if group is None:
             return None
         load, cost = self._loads[group], cost_of(ask, self._max_model_len)

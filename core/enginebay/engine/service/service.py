@@ -6,6 +6,7 @@ One thread of its own does all of the input and output. It hands requests to the
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -220,9 +221,10 @@ class EngineService:
             session.take_up(arrival.peer, hello.arrived)
         self._by_peer[arrival.peer] = session
         port = self._door.control_address.port
-        greeting = welcome(
-            self._served, session=session.name, roles=arrival.roles, known=session.known, control_port=port
-        )
+        served = dataclasses.replace(
+            self._served, in_force=self._port.in_force, limits=self._port.limits
+        )  # a swap changes them
+        greeting = welcome(served, session=session.name, roles=arrival.roles, known=session.known, control_port=port)
         session.send(greeting)
         session.pump_all()
 

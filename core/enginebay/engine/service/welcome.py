@@ -11,7 +11,7 @@ import msgspec
 
 from enginebay.config import DeadlinesConfig
 from enginebay.engine.admission.limits import AdmissionLimits
-from enginebay.engine.port import command_patience, patience
+from enginebay.engine.port import change_patience, command_patience, patience
 from enginebay.engine.service.words import limits_told
 from enginebay.messages import ModelInfo, Welcome
 from enginebay.transport.front_keys import Role
@@ -56,6 +56,7 @@ def welcome(
         patience=patience(served.deadlines.step, served.deadlines.stop),
         command_patience=command_patience(served.deadlines, served.groups),
         groups=served.groups,
+        change_patience=change_patience(served.deadlines, served.groups),
     )
 
 

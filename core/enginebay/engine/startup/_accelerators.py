@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-__all__ = ["accelerator_here"]
+from enginebay.errors import one_line
+
+__all__ = ["accelerator_here", "device_of_slots"]
 
 _DEVICES: Final = Path("/dev")
 _HIDDEN: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NOT_CUDA: Final = ("cpu", "xpu")
+_MAX_KIND: Final = 64
 
 
 def accelerator_here(devices: Path = _DEVICES, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -28,3 +31,21 @@ def accelerator_here(devices: Path = _DEVICES, environ: Mapping[str, str] = os.e
         return None
     patterns = ("kfd",) if build.startswith("rocm") else ("nvidia[0-9]*", "dxg")
     return "cuda" if any(any(devices.glob(pattern)) for pattern in patterns) else None
+
+
+def device_of_slots(asked: str, devices: Sequence[str], *, here: bool = True) -> str:
+    """The kind of device that slots are named by before a worker has looked: as ``asked``, or what "auto" will find.
+
+    ``devices`` are those that the runner can drive; ``here``: the workers are on this machine. A slot keeps its name,
+    so what is wrongly foreseen is said as a condition; "": nobody here can foresee it.
+    """
+    if asked != "auto":
+        return one_line(asked, _MAX_KIND)
+    if len(devices) == 1:
+        return devices[0]
+    if not here:
+        return ""
+    found = accelerator_here()
+    if found is not None and found in devices:
+        return found
+    return "cpu" if "cpu" in devices else ""

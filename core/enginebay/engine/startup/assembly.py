@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,22 +11,21 @@ from typing import Any
 from opentelemetry import trace
 
 from enginebay import tracing
-from enginebay.engine.agreement import Agreement
 from enginebay.engine.core import EngineCore
 from enginebay.engine.lending import Lender
 from enginebay.engine.parts import Observers
-from enginebay.engine.startup.agreed import agreement_of, fewest_blocks, terms_of
+from enginebay.engine.startup.agreed import agreement_of, terms_of
 from enginebay.engine.startup.bringup import BringUp, LoadedWorkers
-from enginebay.engine.startup.budget import block_budget, longest_request
-from enginebay.engine.startup.core_parts import Standing, core_parts
-from enginebay.engine.startup.ground import Ground, lay_ground
+from enginebay.engine.startup.core_parts import core_parts
+from enginebay.engine.startup.ground import lay_ground
 from enginebay.engine.startup.plan import Plan
+from enginebay.engine.startup.standing import make_ready
 from enginebay.engine.startup.supervise import supervise
 from enginebay.engine.startup.texts import read_tokenizer
 from enginebay.engine.supervision import Supervision
+from enginebay.engine.swap.rebuild import Frame, Rebuild
 from enginebay.errors import StartFailed, WorkerHung, WorkerLost
 from enginebay.interfaces import Executor
-from enginebay.messages import Phase
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Runtime
 from enginebay.text import Tokenizer
@@ -86,7 +84,7 @@ def start_in(
             supervision.stop()
         raise
     if alongside is None:
-        ground = dataclasses.replace(ground, release=functools.partial(_release, ground, supervision))
+        ground = dataclasses.replace(ground, at_end=supervision.stop)
     if lender is not None:
         ground.life.have_weights(path=lender.life.path, version=lender.life.version, given=lender.life.given)
     try:
@@ -101,60 +99,26 @@ def start_in(
                 by = runtime.clock.now() + plan.config.deadlines.start
                 agreed = agreement.open(runtime.entropy, terms_of(plan), by)
                 ground = dataclasses.replace(ground, runtime=dataclasses.replace(runtime, entropy=agreed))
-            standing = _bring_up(ground, bring_up, agreement, lender)
+            standing = make_ready(ground, bring_up, agreement, lender)
         observers = host.hooks if alongside is None else alongside.observers
-        core = EngineCore(core_parts(ground, standing, tokenizer, observers=observers, agreement=agreement))
+        parts = core_parts(ground, standing, tokenizer, observers=observers, agreement=agreement)
+        if agreement is None:
+            frame = Frame(tokenizer=tokenizer, host=host, observers=observers, supervision=supervision)
+            parts = dataclasses.replace(parts, rebuild=Rebuild(frame, ground, standing))
+        core = EngineCore(parts)
         span.set_attributes({tracing.KV_BLOCKS: standing.budget.num_blocks, **_kernel(standing.workers)})
     except BaseException as error:
         ground.roster.failed(error)
         try:
             ground.roster.stop(ground.executor, runtime.clock.now() + plan.config.deadlines.stop)
         finally:
-            ground.release()
+            ground.end()
         if isinstance(error, (WorkerLost, WorkerHung)):  # there was no engine yet that could have lost one
             raise StartFailed(f"the start failed: {error}") from error
         raise
     if alongside is None:
         host.hooks.engine_started(core.in_force)
     return core
-
-
-def _release(ground: Ground, supervision: Supervision) -> None:
-    try:
-        ground.release()
-    finally:
-        supervision.stop()
-
-
-def _bring_up(ground: Ground, bring_up: BringUp, agreement: Agreement | None, lender: Lender | None) -> Standing:
-    plan = ground.plan
-    workers = bring_up.load(lender)
-    workers.tell(ground.hooks)
-    budget = block_budget(
-        plan.config.cache,
-        [model.kv_cache_spec for model in workers.models],
-        workers.memory,
-        reserved_blocks=plan.constraints.reserved_blocks,
-        max_num_seqs=plan.limits.max_num_seqs,
-        max_model_len=plan.max_model_len,
-        max_step_tokens=None if plan.limits.no_evict else plan.depth * plan.limits.max_num_batched_tokens,
-    )
-    if agreement is not None:
-        budget = fewest_blocks(agreement, budget, plan.config.deadlines.load_model)
-    explicit = plan.config.model.max_model_len is not None
-    longest, note = longest_request(
-        budget, block_size=plan.block_size, max_model_len=plan.max_model_len, explicit=explicit
-    )
-    in_force = {item.name: item.value for item in plan.in_force}
-    in_force |= {"device": ", ".join(dict.fromkeys(ready.worker.device for ready in workers.devices))}
-    in_force |= dict(workers.of_output_rank(plan.world).in_force)
-    in_force |= {"kv_blocks": f"{budget.num_blocks} ({budget.why})"}
-    if note is not None:
-        in_force["longest request"] = note
-    bring_up.allocate(budget.num_blocks)
-    bring_up.warm_up()
-    ground.roster.enter(Phase.READY)
-    return Standing(workers=workers, budget=budget, longest=longest, in_force=in_force)
 
 
 def _attributes(plan: Plan) -> dict[str, str | int]:

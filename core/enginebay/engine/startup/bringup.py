@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from enginebay.engine.lending import Lender, Loan, check_lender
-from enginebay.engine.lookout import Lookout, busy
+from enginebay.engine.lookout import Lookout
 from enginebay.engine.startup.ground import Ground
 from enginebay.engine.startup.plan import Plan
+from enginebay.engine.verdicts import busy
 from enginebay.errors import EnginebayError, StartFailed, in_words, is_interrupt
 from enginebay.interfaces import StartSpec
 from enginebay.messages import (
@@ -73,7 +74,11 @@ class BringUp:
         self._plan = plan = ground.plan
         self._executor, self._runtime, self._watch = ground.executor, ground.runtime, ground.watch
         self._lookout = Lookout(
-            ground.watch, ground.executor, ground.runtime, heartbeat=plan.config.deadlines.heartbeat
+            ground.watch,
+            ground.executor,
+            ground.runtime,
+            heartbeat=plan.config.deadlines.heartbeat,
+            meanwhile=lambda: ground.watch.meanwhile(),
         )
         self._rendezvous, self._roster = ground.rendezvous, ground.roster
         self._workers: tuple[WorkerInfo, ...] = ()
@@ -134,6 +139,7 @@ class BringUp:
         compare_plugins(self._plan, self._call(InitWorker(), PluginsLoaded))
         place = self._rendezvous.open(self._plan.world, self._workers, self._generation)
         devices = self._call(InitDevice(rendezvous=place), DeviceReady)
+        self._roster.found([ready.worker for ready in devices])
         self._roster.enter(Phase.LOADING)
         models = self._call(LoadModel(), ModelLoaded) if lender is None else self._borrow(lender)
         self._roster.enter(Phase.WARMUP)

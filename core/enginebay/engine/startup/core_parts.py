@@ -16,11 +16,11 @@ from enginebay.engine.parts import CoreParts, Observers
 from enginebay.engine.speculation import NgramProposer
 from enginebay.engine.startup._launched import why_untimed
 from enginebay.engine.startup._overlap import busy_stages
-from enginebay.engine.startup.bringup import LoadedWorkers
 from enginebay.engine.startup.budget import BlockBudget
 from enginebay.engine.startup.ground import Ground
 from enginebay.engine.startup.plan import Plan
 from enginebay.engine.startup.respawn import Respawn
+from enginebay.engine.startup.standing import Standing
 from enginebay.engine.startup.texts import bad_word_ids
 from enginebay.interfaces import Plugin, Propose, Scheduler, SchedulerLimits
 from enginebay.kvcache import KVCacheManager
@@ -29,38 +29,38 @@ from enginebay.scheduling import make_scheduler
 from enginebay.structured import GrammarState, GrammarStore, HelperCompiler
 from enginebay.text import IncrementalDetokenizer, Tokenizer
 
-__all__ = ["Standing", "core_parts"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Workers that are warm: what they said, the KV cache that they have, the longest request that fits in it, and
-    what is in force, as ``check`` prints it."""
-
-    workers: LoadedWorkers
-    budget: BlockBudget
-    longest: int
-    in_force: dict[str, str]
+__all__ = ["core_parts"]
 
 
 def core_parts(
-    ground: Ground, standing: Standing, tokenizer: Tokenizer, *, observers: Observers, agreement: Agreement | None
+    ground: Ground,
+    standing: Standing,
+    tokenizer: Tokenizer,
+    *,
+    observers: Observers,
+    agreement: Agreement | None,
+    before: CoreParts | None = None,
 ) -> CoreParts:
-    """The parts of a group's core; ``agreement`` where every rank has an engine of its own."""
+    """The parts of a group's core; ``agreement`` where every rank has an engine of its own.
+
+    ``before``: those that they are to take the place of, whose grammars and seat of the KV cache they keep.
+    """
     plan, runtime, budget = ground.plan, ground.runtime, standing.budget
     deadlines = plan.config.deadlines
     limits = dataclasses.replace(plan.limits, max_model_len=standing.longest)
     now = runtime.clock.now if agreement is None else lambda: agreement.now
-    respawn: Callable[[Callable[[], None]], None] | None = None
+    respawn: Respawn | None = None
     if plan.executor.plugin.capabilities.restartable:
         respawn = Respawn(ground, standing.workers, budget.num_blocks)
 
-    seat = _seat(ground)
-    grammars = _grammars(plan, runtime, tokenizer, agreed=agreement is not None)
+    if before is None:
+        seat, grammars = _seat(ground), _grammars(plan, runtime, tokenizer, agreed=agreement is not None)
+    else:
+        seat, grammars = before.cache, before.grammars
 
     def release() -> None:
         grammars.stop()
-        ground.release()
+        ground.end()
 
     def detokenizer(skip_special_tokens: bool) -> Detokenizer:
         return IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
@@ -84,7 +84,7 @@ def core_parts(
         generation=ground.generation,
         watch=ground.watch,
         roster=ground.roster,
-        in_force=standing.in_force,
+        in_force=standing.in_force(plan),
         output_rank=plan.world.output_rank,
         num_ranks=len(plan.world.own_places),
         respawn=respawn,
@@ -104,6 +104,7 @@ def core_parts(
         call_timeout=deadlines.call,
         load_timeout=deadlines.load_model,
         drain_timeout=deadlines.drain,
+        recovery_timeout=deadlines.recovery,
     )
 
 
@@ -137,28 +138,29 @@ def _scheduler(
 ) -> Scheduler[Any]:
     """An empty scheduler over an empty KV cache of its own."""
     plan = ground.plan
-    return make_scheduler(
+    cache = KVCacheManager(
+        num_blocks=budget.num_blocks,
+        block_size=plan.block_size,
+        prefix_caching=plan.prefix_caching,
+        reserved_blocks=budget.reserved_blocks,
+        weights=ground.life.weights_key,
+        layout=f"{plan.cache_dtype}, {plan.world.tensor_parallel_size} tensor ranks",
+        groups=budget.groups,
+        max_step_tokens=budget.max_step_tokens,
+        events=seat.events,
+    )
+    scheduler = make_scheduler(
         plan.scheduler.plugin,
         plan.scheduler.options,
         limits=limits,
         constraints=plan.constraints,
-        kv_cache=seat.put(
-            KVCacheManager(
-                num_blocks=budget.num_blocks,
-                block_size=plan.block_size,
-                prefix_caching=plan.prefix_caching,
-                reserved_blocks=budget.reserved_blocks,
-                weights=ground.life.weights_key,
-                layout=f"{plan.cache_dtype}, {plan.world.tensor_parallel_size} tensor ranks",
-                groups=budget.groups,
-                max_step_tokens=budget.max_step_tokens,
-                events=seat.events,
-            )
-        ),
+        kv_cache=cache,
         now=now,
         propose=_proposer(plan),
         num_stages=busy_stages(plan.config, plan.depth),
     )
+    seat.put(cache)  # now that there is a scheduler for it: one that cannot be made leaves the old one's in its seat
+    return scheduler
 
 
 def _proposer(plan: Plan) -> Propose | None:

@@ -9,6 +9,7 @@ from typing import Any
 from enginebay.engine.life import Life
 from enginebay.engine.replies import Generation
 from enginebay.engine.roster import Roster, slots_of
+from enginebay.engine.startup._accelerators import device_of_slots
 from enginebay.engine.startup.plan import Plan
 from enginebay.engine.startup.rendezvous import Rendezvous
 from enginebay.engine.supervision import Supervision
@@ -27,7 +28,7 @@ __all__ = ["Ground", "lay_ground"]
 class Ground:
     """One group's plan and seams, its executor, and what is true of it whatever workers it has.
 
-    ``release`` gives back what was taken in the executor's name when the group has ended.
+    ``release`` gives back what was taken in the executor's name; ``at_end`` what the group has besides.
     """
 
     plan: Plan
@@ -40,13 +41,29 @@ class Ground:
     watch: WorkerWatch
     roster: Roster
     life: Life = field(default_factory=Life)
+    at_end: Callable[[], None] = lambda: None
+
+    def end(self) -> None:
+        """The group has ended, and its workers before."""
+        try:
+            self.release()
+        finally:
+            self.at_end()
 
 
-def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks, supervision: Supervision) -> tuple[Ground, Executor[Any]]:
-    """The ground of a group, and the executor as its plugin made it, before extensions wrapped it. Nothing runs yet."""
-    generation, watch, folder = Generation(), WorkerWatch(), LazyRunFolder()
-    slots = slots_of(plan.world, plan.config.device.kind)
-    roster = Roster(supervision, slots, runtime.entropy, folder.remains)
+def lay_ground(
+    plan: Plan, runtime: Runtime, hooks: Hooks, supervision: Supervision, *, generation: int = 0, restarts: int = -1
+) -> tuple[Ground, Executor[Any]]:
+    """The ground of a group, and the executor as its plugin made it, before extensions wrapped it. Nothing runs yet.
+
+    ``generation`` is the first that its workers have, ``restarts`` as for ``Roster``.
+    """
+    numbers, watch, folder = Generation(generation), WorkerWatch(), LazyRunFolder()
+    able = plan.executor.plugin.capabilities
+    here = not able.multi_node or able.every_rank_schedules
+    devices = plan.runner.plugin.capabilities.devices
+    slots = slots_of(plan.world, device_of_slots(plan.config.device.kind, devices, here=here))
+    roster = Roster(supervision, slots, runtime.entropy, folder.remains, restarts)
 
     def exited(worker_exit: WorkerExit) -> None:
         roster.exited(worker_exit)  # first: the watch wakes who reads it
@@ -57,8 +74,8 @@ def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks, supervision: Supervis
         runtime=runtime,
         encode=encode,
         unwrap=unwrap,
-        next_call_id=generation.next_call_id,
-        generation=lambda: generation.current,
+        next_call_id=numbers.next_call_id,
+        generation=lambda: numbers.current,
         worker_exited=exited,
         record_resource=folder.record,
         run_folder=folder.path,
@@ -88,7 +105,7 @@ def lay_ground(plan: Plan, runtime: Runtime, hooks: Hooks, supervision: Supervis
         executor=executor,
         rendezvous=rendezvous,
         release=release,
-        generation=generation,
+        generation=numbers,
         watch=watch,
         roster=roster,
     )

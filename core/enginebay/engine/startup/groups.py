@@ -45,10 +45,10 @@ def group_plan(plan: Plan, index: int) -> Plan:
 
 def start_groups(
     span: trace.Span, plan: Plan, runtime: Runtime, host: PluginHost, tokenizer: Tokenizer
-) -> tuple[list[EngineCore], dict[str, str], Growth]:
+) -> tuple[list[EngineCore], Growth]:
     """Start as many groups as ``[parallel] data_parallel_size`` says, at the same time.
 
-    Returns them with what is in force, and with what starts one more. Raises what the first group that failed raised,
+    Returns them with what starts one more. Raises what the first group that failed raised,
     when all that was started has been stopped again.
     """
     supervision = supervise(plan, runtime)
@@ -63,9 +63,8 @@ def start_groups(
         supervision.stop()
         raise
     growth = Growth(plan, runtime, host, tokenizer, alongside, observers.one_more)
-    in_force = merged([core.in_force for core in cores])
-    host.hooks.engine_started(in_force)
-    return cores, in_force, growth
+    host.hooks.engine_started(merged([core.in_force for core in cores]))
+    return cores, growth
 
 
 def _start_several(
@@ -105,7 +104,7 @@ class Growth:
         with tracing.span(tracing.ENGINE_START) as span:
             core = start_in(
                 span,
-                group_plan(self._plan, index),
+                group_plan(self._plan if (rebuild := lender.parts.rebuild) is None else rebuild.plan, index),
                 its,
                 self._host,
                 self._tokenizer,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -38,7 +38,8 @@ class Plan:
     """An engine that could be assembled: every value is the one in force, and ``in_force`` tells where it is from.
 
     ``block_size`` and ``max_model_len`` are in tokens; ``dtype`` and ``cache_dtype`` are names such as "bfloat16";
-    ``depth`` is how many steps may be in flight. ``constraints`` are the runner's, with the proposals in force.
+    ``depth`` is how many steps may be in flight. ``constraints`` are the runner's, with the proposals in force;
+    ``origins`` are those of the config.
     """
 
     config: EngineConfig
@@ -59,14 +60,15 @@ class Plan:
     extensions: tuple[Loaded[ExtensionPlugin[Any]], ...] = ()
     worker_extensions: tuple[Loaded[WorkerExtensionPlugin[Any]], ...] = ()
     status_sinks: tuple[Loaded[StatusSinkPlugin[Any]], ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None) -> Plan:
+def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None, again: bool = False) -> Plan:
     """Load what the config names, check that it fits, and settle every value.
 
     ``model`` is read from ``[model] path`` unless it is given. Plugins' ``enginebay_configure`` hooks are called
-    here, once, after everything is loaded. Raises ``ConfigError`` (``PluginError``, ``CapabilityError``,
-    ``ModelError``) with the reason and a way out.
+    here, once, after everything is loaded, but not ``again``, for a plan that is to take another's place. Raises
+    ``ConfigError`` (``PluginError``, ``CapabilityError``, ``ModelError``) with the reason and a way out.
     """
     config = resolved.config
     executor = host.load_executor(config.executor.use, config.executor.options, resolved.source("executor.options"))
@@ -100,7 +102,8 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         scheduler=scheduler.plugin.name,
         safe=lambda: can_overlap(scheduler, settled, constraints),
     )
-    host.hooks.configure(config)
+    if not again:
+        host.hooks.configure(config)
     parts = _parts_in_force(resolved, host, model, executor, scheduler, runner, runner_why, extensions, in_workers)
     return Plan(
         config=config,
@@ -116,11 +119,17 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         dtype=settled.dtype,
         cache_dtype=settled.cache_dtype,
         prefix_caching=settled.prefix_caching,
-        in_force=(*parts, *_settled_in_force(resolved, settled, overlap, runner), *_sinks(resolved, sinks)),
+        in_force=(
+            *parts,
+            *_settled_in_force(resolved, settled, overlap, runner),
+            *_recovery(resolved, executor),
+            *_sinks(resolved, sinks),
+        ),
         depth=depth,
         extensions=extensions,
         worker_extensions=in_workers,
         status_sinks=sinks,
+        origins=resolved.origins,
     )
 
 
@@ -209,6 +218,14 @@ def _settled_in_force(
         ),
         *(InForce(name, value, why) for name, (value, why) in foreseen(loaded).items()),
     )
+
+
+def _recovery(resolved: Resolved, executor: Loaded[ExecutorPlugin[Any]]) -> Iterator[InForce]:
+    if not executor.plugin.capabilities.restartable:
+        yield InForce("recovery", "none", f"executor '{executor.plugin.name}' does not start lost workers again")
+        return
+    for name, value in resolved.config.recovery.model_dump().items():
+        yield InForce(f"recovery {name}", f"{value:g}", resolved.origin(f"recovery.{name}"))
 
 
 def _sinks(resolved: Resolved, sinks: tuple[Loaded[StatusSinkPlugin[Any]], ...]) -> Iterator[InForce]:

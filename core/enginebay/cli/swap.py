@@ -1,0 +1,61 @@
+"""``enginebay swap``: put other plugins in the place of those that run, while requests wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from enginebay.cli._connect import ask, keys_option, remote
+from enginebay.cli._grouped import GroupedCommand
+from enginebay.cli._style import columns, printable
+
+KINDS = ("scheduler", "runner", "executor")
+
+
+@click.command("swap", cls=GroupedCommand)
+@click.argument("parts", nargs=-1, metavar="KIND=NAME...")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of [scheduler], [runner] or [executor], as in scheduler.options.aging=2. Repeatable.",
+)
+@click.option("--exclusive", is_flag=True, help="Stop the old workers before the new ones are started.")
+@click.option("--address", metavar="ADDRESS", help="Where the engine is; without it, the only one of this user.")
+@keys_option
+def command(
+    parts: tuple[str, ...], sets: tuple[str, ...], exclusive: bool, address: str | None, keys: Path | None
+) -> None:
+    """Exchange plugins of a running engine. Its requests wait meanwhile, and lose nothing.
+
+    KIND is scheduler, runner or executor. Printed is what is in force differently from before. What does not fit, or
+    does not start, is refused, and the old plugin goes on.
+
+    Exit codes: 0, 2 when it is refused, 3 when it does not start, 70 when no engine answers.
+
+    \b
+    Examples:
+      enginebay swap scheduler=priority
+      enginebay swap runner=v1 --exclusive
+      enginebay swap --set scheduler.options.aging=2
+    """
+    from enginebay.messages import Swap
+
+    named = {}
+    for part in parts:
+        kind, equals, name = part.partition("=")
+        if kind not in KINDS or not equals or not name:
+            raise click.UsageError(f"{part!r:.80} is none of {', '.join(f'{one}=NAME' for one in KINDS)}")
+        named[kind] = name
+    with remote(address, keys) as client:
+        show(ask(client, Swap(**named, sets=sets, exclusive=exclusive)).facts)
+
+
+def show(changed: dict[str, str]) -> None:
+    """Print what is in force differently from before."""
+    if not changed:
+        click.echo("nothing has changed: that is in force already", err=True)
+    for line in columns(list(changed.items())):
+        click.echo(printable(line))

@@ -1,0 +1,94 @@
+"""While a group has no workers: its clients are served, and no request waits for longer than it may."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager
+
+from enginebay.engine.ledger import Row
+from enginebay.engine.parts import CoreParts
+from enginebay.engine.recovery import Setback
+from enginebay.engine.requests import Requests
+from enginebay.engine.watch import WorkerWatch
+from enginebay.messages import FinishReason
+
+__all__ = ["Meanwhile"]
+
+
+class Meanwhile:
+    """One group's. ``ring`` may come from any thread, all else is the core's own.
+
+    ``serve`` returns at the time that it is given, in seconds of the clock, or earlier; whoever drives the core does in
+    it what clients ask and no worker is needed for. ``wake`` makes it return at once.
+    """
+
+    def __init__(self, parts: CoreParts, requests: Requests) -> None:
+        self.serve: Callable[[float], None] = self._wait
+        self.wake: Callable[[], None] = lambda: None
+        self._parts, self._requests = parts, requests
+        self._clock = parts.runtime.clock
+        self._bell = self._clock.event()
+        self._since, self._why = math.inf, ""
+
+    def ring(self) -> None:
+        """End each pause, for good."""
+        try:
+            self._bell.set_result(None)
+        except InvalidStateError:
+            return  # it is not the first time
+        self.wake()
+
+    @contextmanager
+    def of(self, setback: Setback) -> Iterator[None]:
+        """From the loss of the workers until others stand; whoever waits for these calls the watch's ``meanwhile``."""
+        self._since, self._why = self._clock.now(), str(setback.error)
+        watch = self._parts.watch
+        watch.meanwhile = lambda: self._look(self._clock.now())
+        try:
+            yield
+        finally:
+            watch.meanwhile = lambda: None
+            self._since, self._why = math.inf, ""
+
+    @contextmanager
+    def on_purpose(self, watch: WorkerWatch) -> Iterator[None]:
+        """While others, whose ``watch`` it is, start for nobody that was lost; requests wait as long as it takes."""
+        watch.meanwhile = lambda: self._look(self._clock.now())
+        try:
+            yield
+        finally:
+            watch.meanwhile = lambda: None
+
+    def pause(self, seconds: float) -> None:
+        """Let so much time pass; less, once it was rung."""
+        until = self._clock.now() + seconds
+        while not self._bell.done() and self._clock.now() < until:
+            self._look(min(until, self._next_end()))
+
+    def _look(self, until: float) -> None:
+        self.serve(until)
+        now, now_ns = self._clock.now(), self._clock.now_ns()
+        for row in self._requests.expired(now):
+            self._requests.end(row, FinishReason.ERROR, now_ns, error="deadline")
+        limit = self._parts.recovery_timeout
+        error = f"no worker was ready for {limit:g} s ([deadlines] recovery): {self._why}"
+        for row in [one for one in self._requests.ledger if now >= max(self._since, one.arrival) + limit]:
+            self._requests.end(row, FinishReason.ERROR, now_ns, error=error)
+        if self._requests.has_outputs:  # nobody waits for these until the next thing is asked
+            self.serve(now)
+
+    def _next_end(self) -> float:
+        """When the next request ends of waiting."""
+        return min((self._end_of(row) for row in self._requests.ledger), default=math.inf)
+
+    def _end_of(self, row: Row) -> float:
+        waits = max(self._since, row.arrival) + self._parts.recovery_timeout
+        return waits if row.deadline is None else min(waits, row.deadline)
+
+    def _wait(self, until: float) -> None:
+        try:
+            self._parts.runtime.wait(self._bell, until)
+        except TimeoutError:
+            return
