@@ -71,7 +71,8 @@ def test_an_unknown_command_is_told_its_neighbour(capsys: pytest.CaptureFixture[
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "Error: there is no command 'generat'. Did you mean 'generate'? "
-        "Commands: chat, check, config, describe, generate, graph, model, plugins, status, stop, trace, up"
+        "Commands: chat, check, config, describe, generate, graph, model, plugins, restart, scale, status, stop, swap, "
+        "trace, up"
     )
 
 
