@@ -47,8 +47,7 @@ class EngineCore:
         self._seeds = parts.runtime.entropy.stream("seeds")
         self._death: Death | None = None
         self._or_die = OrDie(self._die)  # around all that calls a stranger's code: what it raises ends the engine
-        self._stopped = False
-        self._num_arrived = 0
+        self._stopped, self._num_arrived = False, 0
         self._workers_end = WorkersEnd(parts)
         wall = WallTime(self._clock)
         self._requests = Requests(
@@ -290,6 +289,7 @@ class EngineCore:
             self._workers_end.stop()  # what other ranks wait for with ours ends, and they come to compare
             error = self._parts.agreement.cause_of(error, self._parts.stop_timeout)
         self._death = Death.of(error)
+        self._rebirth.halt()  # it may be what this befell
         try:
             log_error_detail(error, self._parts.in_force, self._pipeline.in_flight, self._scheduler.last_stats)
             self._pipeline.drop(error)

@@ -52,13 +52,18 @@ class Isolation:
             self.convicted = False
             self._parts.roster.forgive()
 
+    @property
+    def undecided(self) -> bool:
+        """Whether it is being found out what workers died of."""
+        return bool(self._suspicion.known) or self.alone is not None
+
     def is_over(self) -> bool:
         """Whether another is to run alone now, or all: then the scheduler has to be filled anew. No step is in flight
         while one runs alone, between two steps."""
         for one in self._suspicion.known:
             if self._requests.ledger.get(one) is None:
                 self._suspicion.ended(one)
-        self.alert = bool(self._suspicion.known) or self.convicted or self.alone is not None
+        self.alert = self.undecided or self.convicted
         return self.alone != self._suspicion.alone
 
     def admitted(self, requests: Sequence[EngineRequest]) -> Sequence[EngineRequest]:

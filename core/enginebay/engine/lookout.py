@@ -47,10 +47,11 @@ class Lookout:
         heartbeat: float,
         pace: Pace | None = None,
         late: Late = lambda ranks: None,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """``pace``: after which time a step is late. ``late``: told of the ranks that are, at each look; of none, when
-        the answer has come after all. ``meanwhile`` is called after each look."""
+        the answer has come after all. ``meanwhile`` is called after each look, the first of which is then no later than
+        the others."""
         self._watch = watch
         self._executor = executor
         self._runtime = runtime
@@ -72,7 +73,8 @@ class Lookout:
         now = self._runtime.clock.now
         begun, late, asked_again = now(), 0.0, False
         allowed = deadline - begun
-        until, looks = begun + min(self._heartbeat, (deadline - begun) / 2), True
+        first_look = self._heartbeat if self._meanwhile is None else min(self._heartbeat, _BETWEEN_LOOKS)
+        until, looks = begun + min(first_look, (deadline - begun) / 2), True
         first = before = Look(waited=0.0, ranks=())
         told = False
         while True:
@@ -107,7 +109,8 @@ class Lookout:
                 deadline = at + left
             told = self._look(look, before, first, step) or told
             before, until = look, at + _BETWEEN_LOOKS
-            self._meanwhile()
+            if self._meanwhile is not None:
+                self._meanwhile()
 
     def _look(self, look: Look, before: Look, first: Look, step: SchedulerOutput | None) -> bool:
         """Judge each rank; whether any is late, which is told. Raises ``WorkerHung``."""

@@ -163,7 +163,8 @@ class EngineLoop:
             if self._core.death() is not None or not self._core.has_work():
                 self._core.stats()  # what ``status`` tells until the next step
                 self._mend()
-                self._wait(min(_IDLE_SECONDS, self._desk.patience))
+                if not self._core.has_work():  # what came while workers were started has rung already
+                    self._wait(min(_IDLE_SECONDS, self._desk.patience))
                 return
             outputs, scheduled = self._core.step(self._drain)
         except EnginebayError:

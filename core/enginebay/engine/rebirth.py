@@ -141,7 +141,7 @@ class Rebirth:
     def flip(self, others: CoreParts, filled: GuardedScheduler) -> None:
         """The next generation begins with other parts, whose scheduler is ``filled``. No step is in flight."""
         assert not self.pipeline.in_flight, "between steps"
-        assert not self.isolation.alert, "all requests may run"
+        assert not self.isolation.undecided, "all requests may run"
         if others.generation is self._parts.generation:
             self._parts.generation.current += 1
         others.watch.follow(self._parts.watch)

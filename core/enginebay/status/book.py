@@ -236,6 +236,8 @@ class StatusBook:
             )
         )
         if entry is None or old is None:
+            if self._is_over(status):
+                return None
             self._succeed(status)
             version = 1
         elif not force and old.finished == finished and same_content(old.status, status, owners=self.owners):
@@ -245,6 +247,12 @@ class StatusBook:
             version = old.version + 1
         self._entries[key] = Entry(StatusRecord(status=status, version=version, finished=finished), self._now())
         return True
+
+    def _is_over(self, status: WorkerStatus) -> bool:
+        """Whether a later life has its slot, and it is told late of one that nobody knew."""
+        order = status.incarnation.order
+        others = (entry.status for entry in self._entries.values())
+        return any(other.slot == status.slot and other.incarnation.order > order for other in others)
 
     def _succeed(self, status: WorkerStatus) -> None:
         """A new life in a slot: those before it of which nothing is left are forgotten, told or not."""

@@ -104,7 +104,7 @@ class _Line:
             self.sync.tick(full=full)
             if full:
                 next_full = clock.now() + self._between()
-        self.sync.tick(full=True)
+        self.sync.tick(full=True, last=True)
         try:
             self._sink.close()
         except BaseException as error:

@@ -21,8 +21,9 @@ def state_home(environ: Mapping[str, str] = os.environ) -> Path:
     return Path.home() / ".local" / "state" / "enginebay"
 
 
-def next_epoch(folder: Path) -> int:
-    """One more than any engine with this state folder was given before; a damaged count begins behind the clock's.
+def next_epoch(folder: Path, wall: float) -> int:
+    """One more than any engine with this state folder was given before; where the count is damaged, ``wall``: the time
+    of day in seconds is behind any count.
 
     Raises ``StartFailed`` when the folder cannot be written.
     """
@@ -33,7 +34,8 @@ def next_epoch(folder: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             text = os.pread(descriptor, 32, 0)
-            number = int(text) + 1 if text.strip().isdigit() else 1
+            damaged = bool(text.strip()) and not text.strip().isdigit()
+            number = int(wall) if damaged else int(text or b"0") + 1
             os.pwrite(descriptor, f"{number:<20}".encode(), 0)
         finally:
             os.close(descriptor)

@@ -31,6 +31,8 @@ _WINDOW: Final = 1.0
 """Changes that are not urgent are told at most once in so many seconds."""
 _TRIES: Final = 3
 """Writes of one record within a pass, where others write to it at the same time."""
+_FAILURES_OF_A_PASS: Final = 2
+"""So many slots that are not taken, and the sink is down: each of them may have cost a client's timeout."""
 _AGAIN = BackOff(first=0.5, most=30.0)
 
 
@@ -93,30 +95,42 @@ class SinkSync:
             return None
         return max(self._retry_at, min(self._may_go(entry) for entry in waiting))
 
-    def tick(self, *, full: bool = False) -> None:
-        """Write what is not acknowledged; ``full``: and what others have changed. Raises nothing of the sink's."""
-        if self._now() < self._retry_at:
+    def tick(self, *, full: bool = False, last: bool = False) -> None:
+        """Write what is not acknowledged; ``full``: and what others have changed. Raises nothing of the sink's.
+
+        One slot that the sink does not take keeps no other from its turn. ``last``: no other pass follows, and a sink
+        that has failed is asked once more.
+        """
+        if self._now() < self._retry_at and not last:
             return
-        try:
-            for entry in self._book.entries():
-                if self.name in entry.done:
-                    continue
-                if self._behind(entry):
-                    if full or self._may_go(entry) <= self._now():
-                        self._write(entry)
-                elif full:
-                    self._reconcile(entry)
-                self._let_go(entry)
-            if full:
-                self._forget()
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            self._failed(error)
+        failed: list[BaseException] = []
+        for entry in self._book.entries():
+            try:
+                self._one(entry, full=full)
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                failed.append(error)
+                if len(failed) == _FAILURES_OF_A_PASS:
+                    break
+        if full:
+            self._forget()
+        if failed:
+            self._failed(failed[0])
             return
         if self._failures:
             _LOG.info("status sink %s takes statuses again", self.name)
         self._failures, self._error = 0, ""
+
+    def _one(self, entry: Entry, *, full: bool) -> None:
+        if self.name in entry.done:
+            return
+        if self._behind(entry):
+            if full or self._may_go(entry) <= self._now():
+                self._write(entry)
+        elif full:
+            self._reconcile(entry)
+        self._let_go(entry)
 
     def _failed(self, error: BaseException) -> None:
         self._failures += 1
@@ -167,7 +181,8 @@ class SinkSync:
         """The slot holds something else than was thought: whether to write over it.
 
         A later life there silences this sink, for this incarnation and as long as it stands there; nothing that a sink
-        holds takes a worker out of the book that stands in its slot by what we know ourselves.
+        holds takes a worker out of the book that stands in its slot by what we know ourselves. Two stand in one while
+        others are started beside those that serve: which of them is over is not the sink's to say.
         """
         own = local.status.incarnation
         if held is None:
@@ -178,7 +193,7 @@ class SinkSync:
         follower = "" if present is None or present.incarnation.id == own.id else present.incarnation.id
         seen.tag, seen.record = held.tag, held.record if other.id == own.id else None
         seen.silent = other.id != own.id and (other.order > own.order or other.id == follower)
-        if seen.silent and follower:
+        if seen.silent and follower and local.finished:
             self._book.drop(own.id)  # what is late of this one is nobody's business
             del self._seen[own.id]
         elif seen.silent and not before:

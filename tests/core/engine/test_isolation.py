@@ -103,6 +103,14 @@ def test_what_a_convict_has_cost_is_forgiven_once_others_get_tokens() -> None:
     assert engine.incarnations == 1 + 30
 
 
+def test_what_a_convict_leaves_behind_is_no_open_question() -> None:
+    engine = Mortal(requests={"a": PROMPTS["a"]})
+    poison(engine, "a")
+    engine.run()
+    assert engine.last["a"].error == CONVICTED
+    assert not engine.core._rebirth.isolation.undecided
+
+
 def test_where_nobody_gets_a_token_the_workers_are_at_fault_and_the_budget_ends() -> None:
     engine = Mortal(rules=RestartRules())
     poison(engine, *PROMPTS)

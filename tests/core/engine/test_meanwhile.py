@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -42,12 +42,14 @@ class Sink:
 class Waiting:
     """A loop in fake time, whose worker dies in its first step and is started again ``WAIT`` seconds later.
 
-    ``commands`` come so many seconds after the loss.
+    ``commands`` come so many seconds after the loss. ``deaths``: the calls that the worker dies of, if not the first.
     """
 
-    def __init__(self, commands: dict[float, Command | Callable[[], Command]], **parts: Any) -> None:
+    def __init__(
+        self, commands: dict[float, Command | Callable[[], Command]], deaths: Collection[int] = (1,), **parts: Any
+    ) -> None:
         self.engine = Mortal(requests={}, max_num_batched_tokens=64, **parts)
-        deadly(self.engine, answered, {1})
+        deadly(self.engine, answered, set(deaths))
         clock, roster = self.engine.clock, self.engine.core._parts.roster
         self.lost_at = 0.0
 
@@ -113,6 +115,32 @@ def test_a_request_that_comes_meanwhile_waits_with_the_others() -> None:
     world.commands = [(30.0, late)]
     world.run(first)
     assert [sink(one).text for one in (first, late)] == ["abcdef", "abcdef"]
+
+
+def test_a_request_that_comes_while_an_idle_engine_s_workers_start_waits_no_longer_than_they_do() -> None:
+    world = Waiting({}, deaths=())
+    late = world.add("late")
+    world.commands = [(30.0, late)]
+    world.engine.report()
+    world.run()
+    assert sink(late).end == (WAIT, FinishReason.STOP, None)
+
+
+def test_an_engine_that_dies_meanwhile_starts_no_workers() -> None:
+    world = Waiting({})
+    first, late = world.add("first"), world.add("late")
+
+    def breaks() -> Command:
+        def refuses(request: object) -> None:
+            raise ValueError("boom")
+
+        world.engine.core._scheduler._scheduler.add_request = refuses  # type: ignore[method-assign]  # one that errs
+        return late
+
+    world.commands = [(9.0, breaks)]
+    world.run(first)
+    assert sink(first).error == (9.0, "scheduler 'fake' 1.0: add_request() raised ValueError: boom")
+    assert world.engine.incarnations == 1
 
 
 def test_a_drain_is_taken_at_once_and_answered_by_its_own_time() -> None:

@@ -45,6 +45,7 @@ def test_what_groups_say_is_put_together() -> None:
         "b": "group 0: x; group 1: y",
         "c": "group 1: z",
     }
+    assert merged([{"unfinished": "1"}, {"unfinished": "0"}, {"unfinished": "4"}]) == {"unfinished": "5"}
     one = FakeEngine().core.stats()
     assert summed([one, one]).scheduler.num_blocks == 2 * one.scheduler.num_blocks
     same = [EngineDead("the engine is closed"), EngineDead("the engine is closed")]

@@ -137,7 +137,8 @@ def test_an_hour_without_the_sink() -> None:  # T17
             manager.book.set(status(READY, inc=f"a{slot.rank}", slot=slot, message=str(second)))
         before = sink.calls
         manager.tick(full=second % 10 == 0)
-        calls += [clock.time] * (sink.calls - before)
+        assert sink.calls - before in (0, 2), "two slots that are not taken are enough of a pass"
+        calls += [clock.time] if sink.calls > before else []
     assert len(manager.book.entries()) == len(slots)
     gaps = [after - before for before, after in pairwise(calls)]
     assert gaps[:3] == sorted(gaps[:3])

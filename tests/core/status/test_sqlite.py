@@ -152,7 +152,7 @@ def test_a_later_format_is_left_alone(path: Path) -> None:
 
 def test_epochs_only_grow(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    assert [next_epoch(folder) for _ in range(3)] == [1, 2, 3]
+    assert [next_epoch(folder, 1e9) for _ in range(3)] == [1, 2, 3]
     assert stat.S_IMODE((folder / "epoch").stat().st_mode) == 0o600
 
 

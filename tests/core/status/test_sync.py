@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from enginebay.messages import Condition, Incarnation, Phase, StatusRecord, Truth
+from enginebay.messages import Condition, Incarnation, Phase, Slot, StatusRecord, Truth
 from support.status import SLOT, Stand, status
 
 READY = Phase.READY
@@ -275,3 +275,49 @@ def test_whatever_happens_the_sink_says_in_the_end_what_the_book_says(events: li
     else:
         assert not stand.sink.records()
     assert stand.sync.due() is None
+
+
+@pytest.mark.parametrize("end", ["fails", "takes over"])
+def test_one_that_serves_stays_known_while_another_is_started_beside_it(end: str) -> None:  # R9
+    stand = Stand()
+    stand.tell(status(READY, inc="a"))
+    stand.tell(status(Phase.STARTING, inc="b"), full=True)
+    assert [one.status.incarnation.id for one in stand.book.entries()] == ["a", "b"]
+    gone = "b" if end == "fails" else "a"
+    if end != "fails":
+        stand.book.advance("b", READY)
+    stand.book.terminate(gone, exit_code=1)
+    stand.book.end(gone, asked=False)
+    for _ in range(2):
+        stand.now += 10.0
+        stand.sync.tick(full=True)
+    left = "a" if end == "fails" else "b"
+    assert [one.status.incarnation.id for one in stand.book.entries()] == [left]
+    assert (stand.sink.shown().incarnation.id, stand.sink.shown().phase) == (left, READY)
+
+
+def test_one_slot_that_a_sink_does_not_take_keeps_no_other_from_its_turn() -> None:  # T21
+    stand, bad = Stand(), Slot(group=0, rank=7)
+    write = stand.sink.write
+
+    def picky(record: StatusRecord, seen: str) -> str:
+        if record.status.slot == bad:
+            raise OSError("not that one")
+        return write(record, seen)
+
+    stand.sink.write = picky  # type: ignore[method-assign]  # the sink that errs
+    stand.book.set(status(READY, inc="z", slot=bad))
+    stand.tell(status(READY, inc="a"))
+    assert stand.sink.shown().incarnation.id == "a"
+    assert stand.sync.health().error.endswith("not that one")
+
+
+def test_a_sink_that_has_failed_is_asked_once_more_before_it_is_let_go() -> None:
+    stand = Stand()
+    stand.sink.error = OSError("down")
+    stand.tell(status(READY))
+    stand.sink.error = None
+    stand.sync.tick(full=True)
+    assert stand.sink.records() == []
+    stand.sync.tick(full=True, last=True)
+    assert stand.sink.shown().phase is READY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -37,12 +37,19 @@ _BY_ALL = (AbortTensors, Resume, StopProfile)
 """What undoes something: it is done by the others also where one could not."""
 
 
+_SUMMED: Final = frozenset({"unfinished"})
+"""Facts that are numbers, of which the engine's is the sum."""
+
+
 def merged(values: Sequence[dict[str, str]]) -> dict[str, str]:
     """What all groups say, by name; where they differ, each with its number: ``group 0: a; group 1: b``."""
     names = dict.fromkeys(name for one in values for name in one)
     result = {}
     for name in names:
         said = [one.get(name, "") for one in values]
+        if name in _SUMMED:
+            result[name] = str(sum(map(int, filter(None, said))))
+            continue
         alike = len(set(said)) == 1
         result[name] = said[0] if alike else "; ".join(f"group {i}: {value}" for i, value in enumerate(said) if value)
     return result

@@ -39,7 +39,7 @@ def supervise(plan: Plan, runtime: Runtime) -> Supervision:
 def _epoch(runtime: Runtime) -> int:
     """This run's number; without a state folder by the time of day, since no engine has to fail for its statuses."""
     try:
-        return next_epoch(state_home())
+        return next_epoch(state_home(), runtime.clock.wall_ns() / 1e9)
     except StartFailed as error:
         _log.warning("%s", error)
         return runtime.clock.wall_ns() // 1_000_000_000

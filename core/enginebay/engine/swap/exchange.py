@@ -34,6 +34,8 @@ from enginebay.errors import (
     PolicyFailed,
     StartFailed,
     WorkerLost,
+    in_words,
+    is_interrupt,
 )
 from enginebay.messages import ControlDone, EngineRequest, Scale, Swap
 
@@ -137,8 +139,10 @@ class Exchange:
                 self._bring_back(generation)
             if isinstance(error, WorkerLost):
                 raise StartFailed(f"{error}; what was in force before goes on") from error
-            if not isinstance(error, EnginebayError) or isinstance(error, EngineBusy):
+            if is_interrupt(error) or isinstance(error, EngineBusy):
                 raise
+            if not isinstance(error, EnginebayError):
+                raise StartFailed(f"{in_words(error)}; what was in force before goes on") from error
             raise _said(error, f"{error}; what was in force before goes on") from error
         self._flip(others, scheduler)
         self._workers_end.newcomer = None
@@ -148,6 +152,8 @@ class Exchange:
                 rebuild.retire()
         except NoWayBack as error:
             _log.warning("%s: the workers of before have ended, but not all is free: %s", name, error)
+        except Exception as error:  # the new parts are in force: an executor that is gone cannot take that back
+            _log.warning("%s: stopping the workers of before failed: %s", name, in_words(error))
         finally:
             rebuild.leave()
 
@@ -158,6 +164,8 @@ class Exchange:
             others.rebuild.retire()
         except NoWayBack as error:
             _log.warning("the new workers have ended, but not all is free: %s", error)
+        except Exception as error:  # why they are given up is what is told
+            _log.warning("stopping the new workers failed: %s", in_words(error))
         finally:
             others.rebuild.leave()
 
@@ -219,7 +227,7 @@ class Exchange:
             refusal = life.refusal()
             assert refusal is not None, "that is refused"
             raise refusal
-        if self._rebirth.isolation.alert:
+        if self._rebirth.isolation.undecided:
             raise EngineBusy(f"{name} has to wait: workers were lost, and it is being found out of what; ask again")
         life.changing = name
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -165,7 +165,8 @@ class SqliteSink(StatusSink[SqliteSinkOptions]):
         rows = connection.execute("SELECT tag, record FROM slots WHERE engine = ? ORDER BY slot", (engine,)).fetchall()
         if gone:
             for row in rows:
-                self._note(connection, engine, _stored(*row).record, _GONE, "EngineGone")
+                with suppress(msgspec.DecodeError):  # of another version, which may know more phases
+                    self._note(connection, engine, _stored(*row).record, _GONE, "EngineGone")
         connection.execute("DELETE FROM slots WHERE engine = ?", (engine,))
         connection.execute("DELETE FROM engines WHERE engine = ?", (engine,))
 
