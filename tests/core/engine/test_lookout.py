@@ -74,6 +74,24 @@ def test_an_answer_within_a_heartbeat_is_looked_at_by_nobody() -> None:
     assert executor.asked == []
 
 
+def test_who_serves_clients_meanwhile_has_its_first_turn_within_a_second() -> None:  # R7
+    _, executor, clock, watch = lookout(lambda now: "running")
+    served: list[float] = []
+    runtime = Runtime(clock=clock, transport=None, spawner=None, entropy=Entropy(0))  # type: ignore[arg-type]  # not used
+    begun = clock.time
+    eye = Lookout(
+        watch,
+        executor,  # type: ignore[arg-type]  # the part that is asked
+        runtime,
+        heartbeat=HEARTBEAT,
+        meanwhile=lambda: served.append(clock.time - begun),
+    )
+    future: Future[Replies] = Future()
+    clock.at(begun + 3.5, lambda: future.set_result(REPLIES))
+    assert eye.wait(future, begun + 300) == REPLIES
+    assert [round(at, 6) for at in served] == [1.0, 2.0, 3.0]
+
+
 def test_a_slow_step_is_looked_at_once_a_second_and_left_alone() -> None:  # X6, R8
     eye, executor, clock, _ = lookout(lambda now: "running")
     future: Future[Replies] = Future()

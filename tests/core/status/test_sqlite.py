@@ -22,7 +22,7 @@ from support.status import SLOT, status
 
 def _sink(path: Path, engine: str = "one", **options: int) -> SqliteSink:
     return SqliteSink(
-        StatusSinkContext(options=SqliteSinkOptions(path=path, **options), engine=engine, wall=lambda: 1000.0)  # type: ignore[arg-type]
+        StatusSinkContext(options=SqliteSinkOptions(path=path, **options), engine=engine, wall=lambda: 1000.0)  # type: ignore[arg-type]  # by name
     )
 
 
@@ -154,6 +154,31 @@ def test_epochs_only_grow(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     assert [next_epoch(folder, 1e9) for _ in range(3)] == [1, 2, 3]
     assert stat.S_IMODE((folder / "epoch").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"rubbish", b"-3", b"\xff\x00", b"1.5"])
+def test_a_damaged_epoch_begins_behind_all_that_were(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "epoch").write_bytes(content)
+    assert [next_epoch(tmp_path, 1.7e9) for _ in range(2)] == [1_700_000_000, 1_700_000_001]
+
+
+def test_a_file_that_others_could_read_is_made_private(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch(mode=0o644)
+    _sink(path).records()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_record_of_a_dead_engine_that_cannot_be_read_keeps_no_other_out(path: Path) -> None:
+    _sink(path).records()
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO engines VALUES ('dead', 0.0, 'another boot', 'ns', 1, 1)")
+        connection.execute("INSERT INTO slots VALUES ('dead', 'group-0/rank-0/cpu', 'x', 1, ?)", (b'{"phase": "New"}',))
+    connection.close()
+    sink = _sink(path, "two")
+    sink.write(StatusRecord(status=status(), version=1), "")
+    assert len(sink.records()) == 1
+    sink.close()
 
 
 def test_where_state_lies() -> None:

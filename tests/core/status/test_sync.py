@@ -94,7 +94,7 @@ def test_a_successor_is_written_over_what_was_there() -> None:
 def test_a_delete_does_not_touch_a_successor() -> None:  # T7
     stand = Stand()
     stand.tell(status(READY, inc="a"))
-    stand.sink.write(StatusRecord(status=status(READY, inc="b"), version=1), stand.sink.read(SLOT).tag)  # type: ignore[union-attr]
+    stand.sink.write(StatusRecord(status=status(READY, inc="b"), version=1), stand.sink.read(SLOT).tag)  # type: ignore[union-attr]  # it was written
     stand.sink.remove(SLOT, "a")
     assert stand.sink.shown().incarnation.id == "b"
 

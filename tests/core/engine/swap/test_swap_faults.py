@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.watch import WorkerWatch
-from enginebay.errors import CapabilityError, EnginebayError, EngineBusy, EngineDead, InvalidRequest, WorkerFailed
+from enginebay.errors import (
+    CapabilityError,
+    EnginebayError,
+    EngineBusy,
+    EngineDead,
+    InvalidRequest,
+    StartFailed,
+    WorkerFailed,
+)
 from enginebay.interfaces import NoOptions, Scheduler
 from enginebay.messages import EngineRequest, FinishReason, RestartWorkers, Swap
 from support.fake_engine import FEATURES, FakeEngine, FakeRunner
@@ -257,6 +265,38 @@ def test_workers_that_do_not_start_where_the_old_ones_had_to_go() -> None:  # R9
     assert str(caught.value) == "rank 0 failed in load_model: no; what was in force before goes on"
     assert stub.told == ["retire old", "start 1"]
     assert (engine.incarnations, engine.generation.current) == (2, 2)
+    engine.run()
+    engine.check_ends()
+
+
+def test_an_executor_that_breaks_at_its_end_takes_no_exchange_back(caplog: pytest.LogCaptureFixture) -> None:  # R9
+    stub = Stub(workers=True)
+    engine = Mortal(rebuild=stub)
+    engine.step()
+
+    def breaks() -> None:
+        raise ValueError("boom")
+
+    stub.retire = breaks  # type: ignore[method-assign]  # the old executor, which errs
+    engine.core.control(Swap(runner="new"))
+    assert "swap: stopping the workers of before failed: ValueError: boom" in caplog.messages
+    assert stub.told == ["start 1", "leave old"]
+    engine.run()
+    engine.check_ends()
+
+
+def test_whatever_a_start_raises_the_old_parts_go_on_and_it_is_said() -> None:  # R9
+    stub = Stub(workers=True)
+    engine = Mortal(rebuild=stub)
+    engine.step()
+
+    def breaks(begun: Begun) -> None:
+        raise ValueError("boom")
+
+    stub.meanwhile = breaks
+    with pytest.raises(StartFailed) as caught:
+        engine.core.control(Swap(runner="new"))
+    assert str(caught.value) == "ValueError: boom; what was in force before goes on"
     engine.run()
     engine.check_ends()
 
