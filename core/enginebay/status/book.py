@@ -186,12 +186,6 @@ class StatusBook:
             accepted = self._apply(status, force=True, finished=True)
         return self._told(accepted)
 
-    def keep_only(self, incarnation_ids: Collection[str]) -> None:
-        """Drop all others: orphans of which nobody knows any more."""
-        with self._lock:
-            for gone in [one for one in self._entries if one not in incarnation_ids]:
-                del self._entries[gone]
-
     def drop(self, incarnation_id: str) -> None:
         """A successor has its slot: what is late of this one is nobody's business."""
         with self._lock:

@@ -35,8 +35,11 @@ class Frame:
 
 
 class Rebuild:
-    """``CoreParts.rebuild``: of the group whose parts are those of ``ground`` and ``standing``. Nothing here is undone
-    by itself: parts that were started and are not taken are given to ``drop``."""
+    """``CoreParts.rebuild``: of the group whose parts are those of ``ground`` and ``standing``.
+
+    Nothing here is undone by itself: parts that were started and are not taken have a ``rebuild`` of their own, whose
+    ``retire`` and ``leave`` end them.
+    """
 
     def __init__(self, frame: Frame, ground: Ground, standing: Standing) -> None:
         self._frame = frame
