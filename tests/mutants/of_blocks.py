@@ -100,7 +100,7 @@ def preemption_loses_the_output(patch: Patch) -> None:
     def preempt(state: Any, record: Record, draft: Any = None) -> None:
         original(state, record, draft)
         record.output.clear()
-        record.num_tokens = len(record.request.prompt_token_ids)
+        record.expected = len(record.request.prompt_token_ids)
 
     original = patch(module, "preempt", preempt)
 

@@ -65,10 +65,10 @@ def tokens_ahead_are_kept_over_a_void(patch: Patch) -> None:
     """Tokens that the dropped steps would have drawn still count as on their way."""
 
     def void(self: Requests, *args: Any) -> Any:
-        ahead = {live.row.request_id: live.ahead for live in self._live}
+        expected = {live.row.request_id: live.expected for live in self._live}
         requests = original(self, *args)
         for live in self._live:
-            live.ahead = ahead[live.row.request_id]
+            live.expected = expected[live.row.request_id]
         return requests
 
     original = patch(Requests, "void", void)

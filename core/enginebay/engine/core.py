@@ -259,7 +259,7 @@ class EngineCore:
         check_output(output, flight, self._parts.runner_name, max_tokens=self._parts.max_tokens_per_step)
         requests = self._requests
         tokens, accepted = requests.num_tokens, requests.num_accepted
-        committed = requests.settle(flight, output, self.limits, self._clock.now_ns())
+        committed = requests.settle(flight, output, self._parts.limits, self._clock.now_ns())
         if self._rebirth.isolation.alert:
             self._rebirth.isolation.committed(committed.token_ids)
         self._scheduler.update_from_output(flight.scheduled, committed)

@@ -35,7 +35,8 @@ class Isolation:
     def accuse(self) -> Row | None:
         """The workers were lost in the steps in flight. Returns the request that is convicted of it, if one is."""
         flights = self._pipeline.in_flight
-        rows = {row.request_id: row for one in flights for row, _ in one.rows.values() if row.finish is None}
+        lives = [live for one in flights for live, _ in one.rows.values()]
+        rows = {live.row.request_id: live.row for live in lives if live.row.finish is None}
         if not rows:
             return None  # they did not die of a request
         self.alert = True

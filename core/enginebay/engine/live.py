@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import final
 
 from enginebay.engine.commit import Ends, TextState
@@ -14,19 +14,22 @@ __all__ = ["Live", "Lives"]
 
 @final
 class Live:
-    """``ahead`` counts tokens that steps in flight will draw, ``computed`` how far it was ever sent to be computed.
+    """``expected`` counts its tokens, with one for each step in flight that will draw, ``computed`` how far it was ever
+    sent to be computed.
 
     ``verifying``: it has proposals in flight, and how many tokens they draw, one at least, is not known. ``last_step``
-    is the newest step that it was part of.
+    is the newest step that it was part of. From its first token on, one more is nothing but that as long as its place
+    is below ``plain_below`` and it is none of ``ending``: no event, no end, nothing beside it.
     """
 
     __slots__ = (
-        "_ending",
-        "_plain_below",
-        "ahead",
         "computed",
+        "ending",
         "ends",
+        "expected",
         "last_step",
+        "num_prompt",
+        "plain_below",
         "row",
         "text",
         "timeline",
@@ -38,22 +41,29 @@ class Live:
         self.text = text
         self.timeline = timeline
         self.ends = ends
-        self.ahead = 0
+        self.num_prompt = len(row.prompt_token_ids)
+        self.expected = self.num_prompt + len(row.committed)
         self.computed = 0
         self.verifying = False
         self.last_step: int | None = None
-        self._ending = ends.eos | ends.stop if ends.stop else ends.eos
-        self._plain_below = ends.most - 1 if _asks_for_tokens_alone(row) else 0
+        self.ending = ends.eos | ends.stop if ends.stop else ends.eos
+        self.plain_below = 0
 
-    def goes_on(self, drawn: Sequence[int], offset: int, vocab_size: int) -> bool:
-        """Whether all that these tokens can mean is one more of them: no event, no end, no fault, nothing beside it.
+    @property
+    def ahead(self) -> int:
+        """Tokens that steps in flight will draw."""
+        return self.expected - self.num_prompt - len(self.row.committed)
 
-        Then settling the row comes down to its commit. True is a promise, and False only costs time.
-        """
-        if not 0 < offset < self._plain_below or len(drawn) != 1 or self.verifying:
-            return False
-        token_id = drawn[0]
-        return 0 <= token_id < vocab_size and token_id not in self._ending
+    def void(self) -> None:
+        """No step in flight happened."""
+        self.expected, self.verifying = self.num_prompt + len(self.row.committed), False
+
+    def began(self, now_ns: int) -> None:
+        """Its first tokens are committed."""
+        self.timeline.first_token_ns = now_ns
+        self.timeline.event("first_token", now_ns)
+        if _asks_for_tokens_alone(self.row):
+            self.plain_below = self.ends.most - 1
 
 
 @final

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from enginebay.engine.live import Live, Lives
-from enginebay.engine.steps import Batch, drafts_of, starts_of
+from enginebay.engine.steps import Batch, drafts_of
 from enginebay.errors import PolicyFailed
-from enginebay.messages import NewRequest, ResumedRequest, SchedulerOutput
+from enginebay.messages import NewRequest, ResumedRequest, RunningRequest, SchedulerOutput
 
 __all__ = ["observe"]
 
@@ -15,43 +15,52 @@ __all__ = ["observe"]
 def observe(
     lives: Lives, sent: SchedulerOutput, now_ns: int, scheduler: str, held: Callable[[str], bool]
 ) -> tuple[Batch, int]:
-    """Note a schedule; returns its batch, and how many known tokens it sends to be computed for the first time.
+    """Note a schedule; returns its batch, and how many tokens of prompts it sends to be computed for the first time.
 
     ``held``: whether a request has not been given to the scheduler yet. Raises ``PolicyFailed`` with the scheduler's
     name for a request that cannot run, or not so.
     """
-    _note_preempted(lives, sent.preempted, now_ns)
+    if sent.preempted:
+        _note_preempted(lives, sent.preempted, now_ns)
     if sent.new or sent.resumed:
         _look_at_told(lives, sent, scheduler)
         _note_begun(lives, (*sent.new, *sent.resumed))
-    batch = Batch({}, starts_of(sent), {}, drafts_of(sent))
-    rows, starts, drawing, drafts = batch
-    step, num_prefilled, begun = sent.step, 0, lives.begun
-    for request_id, count in sent.num_scheduled_tokens.items():
-        live, start = begun.get(request_id), starts.get(request_id)
+    batch = Batch({}, set(), drafts_of(sent))
+    rows, partial, drafts = batch
+    step, num_prefilled, begun, counts = sent.step, 0, lives.begun, sent.num_scheduled_tokens
+    for request_id, count, told in zip(counts, counts.values(), _told_of_each(sent), strict=True):
+        live = begun.get(request_id)
         if live is None and not held(request_id):  # it has no step yet
             live = lives.begin(request_id)
-        if live is None or start is None:
+        if live is None or told is None:
             fault = "which has ended or never came" if live is None else "and did not say how it runs"
             raise PolicyFailed(f"{scheduler} scheduled request {request_id!r} in step {step}, {fault}")
-        row, ahead, before = live.row, live.ahead, live.computed
-        offset, end = len(row.committed) + ahead, start + count
-        known = len(row.prompt_token_ids) + offset
-        rows[request_id] = row, offset
+        known, before, end = live.expected, live.computed, told.num_computed_tokens + count
+        rows[request_id] = live, known - live.num_prompt
         if drafts or live.verifying:
             end -= _look_at_drafts(live, drafts.get(request_id, ()), end, known, scheduler)
         if end >= known:
-            live.ahead = ahead + 1
-            drawing[request_id] = None
+            live.expected = known + 1
+        else:
+            partial.add(request_id)
         if end > before:
             live.computed = end
-            known -= ahead
-            if before < known:
-                num_prefilled += end - before if end <= known else known - before
-        if not before:
-            live.timeline.scheduled(step, now_ns)
+            if before < live.num_prompt:
+                num_prefilled += min(end, live.num_prompt) - before
+                if not before:
+                    live.timeline.scheduled(step, now_ns)
         live.last_step = step
     return batch, num_prefilled
+
+
+def _told_of_each(sent: SchedulerOutput) -> Iterable[NewRequest | RunningRequest | ResumedRequest | None]:
+    """What a schedule says of each request that has tokens in it, in their order; None where it says nothing."""
+    told: tuple[NewRequest | RunningRequest | ResumedRequest, ...] = (*sent.running, *sent.resumed, *sent.new)
+    if [one.request_id for one in told] == [*sent.num_scheduled_tokens]:  # as our own schedulers tell it
+        return told
+    told = (*sent.running, *sent.new, *sent.resumed)
+    by_id = {one.request_id: one for one in told}
+    return [by_id.get(request_id) for request_id in sent.num_scheduled_tokens]
 
 
 def _note_preempted(lives: Lives, request_ids: Iterable[str], now_ns: int) -> None:

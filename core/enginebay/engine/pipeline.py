@@ -64,7 +64,7 @@ class Pipeline:
             num_requests=len(flight.rows),
             num_scheduled_tokens=flight.sent.total_num_scheduled_tokens,
             num_committed_tokens=num_committed_tokens,
-            num_proposed_tokens=sum(map(len, flight.drafts.values())),
+            num_proposed_tokens=sum(map(len, flight.drafts.values())) if flight.drafts else 0,
             num_accepted_tokens=num_accepted_tokens,
             start_ns=flight.start_ns,
             scheduled_ns=flight.scheduled_ns,
@@ -122,8 +122,7 @@ class Pipeline:
             scheduled=scheduled,
             sent=sent,
             rows=batch.rows,
-            starts=batch.starts,
-            drawing=batch.drawing,
+            partial=batch.partial,
             drafts=batch.drafts,
             start_ns=start_ns,
             scheduled_ns=scheduled_ns,
@@ -135,7 +134,8 @@ class Pipeline:
         flight.call = self._execution.send(sent, "" if trace is None else tracing.traceparent(trace.execute))
         if constrained:
             self._sample(flight)
-        self._requests.link_step(flight)
+        if trace is not None:
+            self._requests.link_step(flight)
         return True
 
     def _observe(self, sent: SchedulerOutput, scheduled_ns: int) -> Batch:
@@ -152,14 +152,15 @@ class Pipeline:
 
     def _constrained(self, scheduled: SchedulerOutput, batch: Batch) -> tuple[str, ...]:
         """The requests that draw under a grammar: the core's own, and those of a scheduler that has its own masks."""
-        strangers = [request_id for request_id in scheduled.constrained if request_id not in batch.drawing]
-        if strangers:
-            raise PolicyFailed(
-                f"{self._parts.scheduler_name} constrains request {strangers[0]!r}, which draws nothing in this step"
-            )
+        rows, partial = batch.rows, batch.partial
+        for one in scheduled.constrained:
+            if one not in rows or one in partial:
+                raise PolicyFailed(
+                    f"{self._parts.scheduler_name} constrains request {one!r}, which draws nothing in this step"
+                )
         if not self._requests.num_structured:
             return scheduled.constrained
-        own = [one for one in batch.drawing if batch.rows[one][0].params.structured is not None]
+        own = [one for one in rows if one not in partial and rows[one][0].row.params.structured is not None]
         return tuple(dict.fromkeys((*own, *scheduled.constrained))) if own else scheduled.constrained
 
     def _sample(self, flight: InFlight) -> None:
@@ -168,8 +169,8 @@ class Pipeline:
             return
         grammar = self._scheduler.get_grammar_bitmask(flight.scheduled)
         if grammar is None:
-            live = [one for one in flight.sent.constrained if flight.rows[one][0].finish is None]
-            if free := [one for one in live if flight.rows[one][0].params.structured is None]:
+            live = [one for one in flight.sent.constrained if flight.rows[one][0].row.finish is None]
+            if free := [one for one in live if flight.rows[one][0].row.params.structured is None]:
                 raise PolicyFailed(
                     f"{self._parts.scheduler_name} constrains request {free[0]!r} in step {flight.step}, which asked "
                     "for no shape, and get_grammar_bitmask() returns no mask"

@@ -35,10 +35,8 @@ class Progress:
         self._requests = requests
         self._parts = parts
         self._clock = parts.runtime.clock
-        self._mark = -1
-        self._since = 0.0
         self._silent: dict[str, int] = {}
-        self._restart(self._clock.now())
+        self._restart(requests.progress, self._clock.now())
 
     def look(self, flight: InFlight | None) -> None:
         """Judge a turn after its commit; ``flight`` None: nothing ran.
@@ -73,9 +71,9 @@ class Progress:
 
     def _moved(self) -> bool:
         """Whether there was progress since the last look."""
-        if self._requests.progress == self._mark:
+        if (mark := self._requests.progress) == self._mark:
             return False
-        self._restart(self._clock.now())
+        self._restart(mark, self._clock.now())
         return True
 
     def _judge(self) -> None:
@@ -90,9 +88,8 @@ class Progress:
         ):
             raise self._verdict()
 
-    def _restart(self, now: float) -> None:
-        self._mark = self._requests.progress
-        self._since = now
+    def _restart(self, mark: int, now: float) -> None:
+        self._mark, self._since = mark, now
         self._steps = self._dropped = self._undrawn = self._empty = 0
 
     def _waiting_since(self) -> float:

@@ -78,11 +78,10 @@ def check_output(output: ModelRunnerOutput, flight: InFlight, runner: str, *, ma
         raise EngineDead(f"the engine stopped: {runner} answered step {flight.step} with {fault}")
     if output.faults or output.logprobs or output.prompt_logprobs or output.request_ids != tuple(flight.rows):
         _check_ids(output, flight, runner)
-    all_draw = not flight.drafts and len(flight.drawing) == len(flight.rows)
-    if all_draw and max(map(len, output.sampled_token_ids), default=0) <= max_tokens:
+    if not (flight.drafts or flight.partial) and max(map(len, output.sampled_token_ids), default=0) <= max_tokens:
         return
     for request_id, drawn in zip(output.request_ids, output.sampled_token_ids, strict=True):
-        most = max(max_tokens, 1 + len(flight.drafts.get(request_id, ()))) if request_id in flight.drawing else 0
+        most = 0 if request_id in flight.partial else max(max_tokens, 1 + len(flight.drafts.get(request_id, ())))
         if len(drawn) > most:
             why = "its tokens are not all computed yet"
             if most:

@@ -41,7 +41,7 @@ _MANY_DEADLINES: Final = 64
 class Requests:
     """The live requests. What a row's end needs is done in one place, so that no map keeps a dead one.
 
-    ``num_prefilled`` counts the known tokens that were sent to be computed for the first time, ``num_proposed`` the
+    ``num_prefilled`` counts the prompts' tokens that were sent to be computed for the first time, ``num_proposed`` the
     proposals that were verified, ``num_accepted`` those of them that were committed, ``num_structured`` the live
     requests with a grammar; ``busy_since`` is when a request came while there was none (monotonic seconds).
     """
@@ -78,7 +78,7 @@ class Requests:
 
     @property
     def progress(self) -> int:
-        """Grows whenever a token was committed, a request ended, or one was computed further than ever before."""
+        """Grows whenever a token was committed, a request ended, or a prompt was computed further than ever before."""
         return self.num_tokens + self.num_finished + self.num_prefilled
 
     @property
@@ -120,7 +120,7 @@ class Requests:
 
     def release(self, give: Callable[[EngineRequest], None], now_ns: int) -> None:
         """Give those to the scheduler whose grammars have become ready. One that cannot be used refuses its request."""
-        for request, fault in self._grammars.released():
+        for request, fault in self._grammars.released() if self.num_structured else ():
             try:
                 if fault is None:
                     give(request)
@@ -144,27 +144,27 @@ class Requests:
             drawn_by_id = dict(zip(output.request_ids, sampled, strict=True))
             sampled = [drawn_by_id.get(request_id, ()) for request_id in flight.rows]
         tokens_alone = not (output.faults or output.logprobs or output.prompt_logprobs)
-        vocab_size, lives, extend, outputs = limits.vocab_size, self._live.begun, self.ledger.extend, self._outputs
+        vocab_size, extend, outputs = limits.vocab_size, self.ledger.extend, self._outputs
         committed, num_plain = Committed(), 0
         tokens = committed.token_ids
-        for (request_id, (row, offset)), drawn in zip(flight.rows.items(), sampled, strict=True):
-            if row.finish is not None:  # aborted while the step ran
+        for request_id, (live, offset), drawn in zip(flight.rows, flight.rows.values(), sampled, strict=True):
+            if live.row.finish is not None:  # aborted while the step ran
                 continue
-            live = lives[request_id]
-            if tokens_alone and live.goes_on(drawn, offset, vocab_size):
-                live.ahead -= 1
-                outputs.append(extend(row, offset, drawn, live.text.detokenizer.push(drawn)))
-                tokens[request_id] = drawn
-                num_plain += 1
-            else:
-                self._settle_row(live, offset, drawn, flight, output, limits, now_ns, committed)
+            if tokens_alone and offset < live.plain_below and len(drawn) == 1 and not live.verifying:
+                token_id = drawn[0]
+                if 0 <= token_id < vocab_size and token_id not in live.ending:  # all that it can mean is one more
+                    outputs.append(extend(live.row, offset, drawn, live.text.detokenizer.push(drawn)))
+                    tokens[request_id] = drawn
+                    num_plain += 1
+                    continue
+            self._settle_row(live, offset, drawn, flight, output, limits, now_ns, committed)
         self.num_tokens += num_plain
         return committed
 
     def void(self, now_ns: int, recovery: SpanContext | None = None) -> list[EngineRequest]:
         """No step in flight happened. Returns ``waiting``; the grammars stand where the ledger does."""
         for live in self._live:
-            live.ahead, live.verifying = 0, False
+            live.void()
             live.row.recoveries += 1
             live.timeline.event("requeued", now_ns, recovery)
         return self.waiting()
@@ -186,8 +186,8 @@ class Requests:
     ) -> None:
         """Settle one row whatever came of it, and note it in ``committed``."""
         row, request_id = live.row, live.row.request_id
-        if request_id in flight.drawing:
-            live.ahead -= 1
+        if request_id not in flight.partial:
+            live.expected -= 1
             live.verifying = False
         fault = fault_of(request_id, output, drawn, limits) or fault_of_schedule(row, flight)
         if not fault and (row.params.logprobs is not None or row.params.prompt_logprobs is not None):
@@ -207,7 +207,7 @@ class Requests:
                 self.num_proposed += len(flight.drafts[request_id])
                 self.num_accepted += len(taken) - 1
         else:
-            if request_id in flight.drawing:
+            if request_id not in flight.partial:
                 flight.silent.append(request_id)
             if news := prompt_news(row, output):
                 self._outputs.append(self.ledger.commit(row, offset, (), prompt_logprobs=news))
@@ -220,7 +220,7 @@ class Requests:
         self, live: Live, offset: int, drawn: Sequence[int], output: ModelRunnerOutput, now_ns: int
     ) -> tuple[tuple[int, ...], FinishReason | None]:
         """Trim what was drawn, and make the rest exist; returns it, and why the row ended, if it did."""
-        row, timeline = live.row, live.timeline
+        row = live.row
         taken = trim(drawn, ends=live.ends, min_tokens=row.params.min_tokens, text=live.text, num_output_tokens=offset)
         logprobs = () if row.params.logprobs is None else output.logprobs[row.request_id][: len(taken.token_ids)]
         self._outputs.append(
@@ -236,9 +236,9 @@ class Requests:
             )
         )
         self.num_tokens += len(taken.token_ids)
-        if timeline.first_token_ns is None:
-            timeline.first_token_ns = now_ns
-            timeline.event("first_token", now_ns)
+        live.expected += len(taken.token_ids)
+        if live.timeline.first_token_ns is None:
+            live.began(now_ns)
         if row.finish is not None:
             self._close(row, now_ns)
         return taken.token_ids, taken.finish
@@ -276,8 +276,8 @@ class Requests:
         """Tie a recorded step and its requests in both directions: those that join here, and each one's last."""
         if flight.context is None:
             return
-        for request_id in flight.rows:
-            timeline = self._live[request_id].timeline
+        for live, _ in flight.rows.values():
+            timeline = live.timeline
             timeline.last_step_context = flight.context
             if timeline.first_step == flight.step:
                 timeline.first_step_context = flight.context

@@ -11,40 +11,36 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 
 from enginebay import tracing
-from enginebay.engine.ledger import Row
+from enginebay.engine.live import Live
 from enginebay.engine.recovery import error_type
 from enginebay.engine.spans import WallTime
 from enginebay.interfaces import PendingCall
-from enginebay.messages import SchedulerOutput, SchedulerStats, StepReport
+from enginebay.messages import (
+    NewRequest,
+    ResumedRequest,
+    RunningRequest,
+    SchedulerOutput,
+    SchedulerStats,
+    StepReport,
+)
 
-__all__ = ["Batch", "InFlight", "StepRecorder", "StepVoid", "drafts_of", "starts_of"]
+__all__ = ["Batch", "InFlight", "StepRecorder", "StepVoid", "drafts_of"]
 
 
 class StepVoid(Exception):
     """Why a step that was sent counts as one that never happened: written into its span, and never raised."""
 
 
-def starts_of(sent: SchedulerOutput) -> dict[str, int]:
-    """For each request that a schedule describes, the number of its tokens that are computed before the step."""
-    starts = {running.request_id: running.num_computed_tokens for running in sent.running}
-    for new in sent.new:
-        starts[new.request_id] = new.num_computed_tokens
-    for resumed in sent.resumed:
-        starts[resumed.request_id] = resumed.num_computed_tokens
-    return starts
-
-
 class Batch(NamedTuple):
     """What the ledger says of the requests of a step.
 
-    ``rows`` has each of them with the offset at which its next token belongs, ``starts`` how many of its tokens are
-    computed before the step; ``drawing`` are those that reach the end of what is known of them, and so must draw;
-    ``drafts`` has the proposals of those that have any.
+    ``rows`` has each of them with the offset at which its next token belongs; ``partial`` are those that do not reach
+    the end of what is known of them, and so draw nothing, as all others must; ``drafts`` has the proposals of those
+    that have any.
     """
 
-    rows: dict[str, tuple[Row, int]]
-    starts: dict[str, int]
-    drawing: dict[str, None]
+    rows: dict[str, tuple[Live, int]]
+    partial: set[str]
     drafts: dict[str, tuple[int, ...]]
 
 
@@ -57,18 +53,17 @@ class InFlight(Struct, kw_only=True):
     """One step that was sent to the workers and has not been committed.
 
     ``scheduled`` is the scheduler's own object, ``sent`` the same with our step, generation and constrained requests;
-    ``rows``, ``starts``, ``drawing`` and ``drafts`` are the fields of its ``Batch``. ``call`` is None until it was
-    sent, and so is ``sampling``, the second call of a step that draws under grammars. ``silent`` are the live requests
-    that had to draw and got no token, once it is committed. Marks are monotonic nanoseconds.
+    ``rows``, ``partial`` and ``drafts`` are the fields of its ``Batch``. ``call`` is None until it was sent, and so is
+    ``sampling``, the second call of a step that draws under grammars. ``silent`` are the live requests that had to draw
+    and got no token, once it is committed. Marks are monotonic nanoseconds.
     """
 
     step: int
     generation: int
     scheduled: SchedulerOutput
     sent: SchedulerOutput
-    rows: dict[str, tuple[Row, int]]
-    starts: dict[str, int]
-    drawing: dict[str, None]
+    rows: dict[str, tuple[Live, int]]
+    partial: set[str]
     drafts: dict[str, tuple[int, ...]]
     start_ns: int
     scheduled_ns: int
@@ -79,6 +74,16 @@ class InFlight(Struct, kw_only=True):
     silent: list[str] = []
     links: list[Link] = []
     trace: StepTrace | None = None
+    _starts: dict[str, int] = {}
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """How many tokens of each request are computed before the step; put together when somebody asks, as few do."""
+        if not self._starts:
+            sent = self.sent
+            told: tuple[NewRequest | RunningRequest | ResumedRequest, ...] = (*sent.running, *sent.new, *sent.resumed)
+            self._starts = {one.request_id: one.num_computed_tokens for one in told}
+        return self._starts
 
     @property
     def owes_masks(self) -> bool:
@@ -88,7 +93,7 @@ class InFlight(Struct, kw_only=True):
     def knows_masks(self) -> bool:
         """Whether all that its constrained requests drew in earlier steps is committed: only then are masks known."""
         rows = (self.rows[request_id] for request_id in self.sent.constrained)
-        return all(row.finish is not None or len(row.committed) == offset for row, offset in rows)
+        return all(live.row.finish is not None or len(live.row.committed) == offset for live, offset in rows)
 
     @property
     def context(self) -> SpanContext | None:

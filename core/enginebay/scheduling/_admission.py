@@ -57,6 +57,7 @@ def _start(state: State, record: Record, draft: Draft) -> bool:
     record.prefill_until = record.num_tokens
     record.num_acked = hit.num_tokens
     state.running[record.request_id] = record
+    state.prefilling = True
     state.refused = None
     draft.start(record, plan.tokens, hit)
     state.gate.look(record)

@@ -12,11 +12,12 @@ from enginebay.scheduling._record import Record
 
 
 class StepInFlight(NamedTuple):
-    """The requests of a step, how many tokens each has in it, and whether it draws: three lists of one length."""
+    """The requests of a step, and how many tokens each has in it: two lists of one length. ``partial`` are those that
+    do not reach the end of what is known of them, and so draw nothing."""
 
     records: list[Record]
     tokens: list[int]
-    draws: list[bool]
+    partial: set[Record]
 
 
 @final
@@ -123,7 +124,7 @@ class Draft:
             unknown = [record for record in self.admitted if not record.known_to_runner]
             resumed, new = tuple(map(_resumed, known)), tuple(map(_new, unknown))
             rows = [*rows, *known, *unknown]
-        counts, draws, constrained = _advance(rows)
+        counts, partial, constrained = _advance(rows)
         output = SchedulerOutput(
             step=step,
             new=new,
@@ -134,29 +135,27 @@ class Draft:
             num_scheduled_tokens=counts,
             constrained=tuple(constrained),
         )
-        return output, StepInFlight(rows, list(counts.values()), draws)
+        return output, StepInFlight(rows, list(counts.values()), partial)
 
 
-def _advance(rows: list[Record]) -> tuple[dict[str, int], list[bool], list[str]]:
-    """Count the tokens of a step's requests as computed; returns how many, which draw, and who under a grammar."""
+def _advance(rows: list[Record]) -> tuple[dict[str, int], set[Record], list[str]]:
+    """Count a step's tokens as computed; returns those of each request, who draws nothing, and who under a grammar."""
     counts: dict[str, int] = {}
-    draws: list[bool] = []
+    partial: set[Record] = set()
     constrained: list[str] = []
     for record in rows:
-        tokens, ahead = record.draft_tokens, record.placeholders
-        end = record.num_computed + tokens
-        record.num_computed = end
+        tokens, known = record.draft_tokens, record.expected
+        record.num_computed = end = record.num_computed + tokens
         record.draft_tokens = 0
         record.in_flight += 1
         counts[record.request_id] = tokens
-        if end < record.num_tokens + ahead:
-            draws.append(False)
+        if end < known:
+            partial.add(record)
             continue
-        draws.append(True)
-        record.placeholders = ahead + 1
+        record.expected = known + 1
         if record.constrained:
             constrained.append(record.request_id)
-    return counts, draws, constrained
+    return counts, partial, constrained
 
 
 def _running(record: Record) -> RunningRequest:

@@ -86,29 +86,30 @@ class MechanicsScheduler(Scheduler[O]):
         step = state.in_flight.pop(scheduler_output.step, None)
         if step is None:  # it held no tokens
             return
-        tokens_of, finished = committed.token_ids.get, committed.finished
+        tokens_of, finished, partial = committed.token_ids.get, committed.finished, step.partial
         on_output = state.door.on_output
-        for record, tokens, draws in zip(*step, strict=True):
+        for record, tokens in zip(step.records, step.tokens, strict=True):
             record.in_flight -= 1
-            if draws:
-                record.placeholders -= 1
             if record.status is FINISHED:
                 if not record.in_flight:
                     state.kv.close(record.sequence)
                 continue
-            record.num_acked += tokens
-            drawn = tokens_of(record.request_id)
+            record.num_acked = acked = record.num_acked + tokens
+            drawn = tokens_of(record.request_id, ())
             if drawn:
                 record.output += drawn
-                record.num_tokens += len(drawn)
                 if record.fruitless:
                     record.fruitless = 0
                     state.refused = None
                 if on_output is not None:
                     on_output(record, drawn)
-            if draws and (tokens > 1 or not drawn):
-                self._roll_back(record)
-            acked, sequence = record.num_acked, record.sequence
+            if partial or tokens > 1 or len(drawn) != 1:  # else the one token that was expected has come
+                draws = record not in partial
+                record.expected += len(drawn) - draws
+                if draws and (tokens > 1 or not drawn):
+                    self._roll_back(record)
+                    acked = record.num_acked
+            sequence = record.sequence
             if acked >= sequence.publish_at:
                 state.kv.publish(sequence, acked)
                 state.gate.look(record)
@@ -129,17 +130,17 @@ class MechanicsScheduler(Scheduler[O]):
 
     def make_stats(self) -> SchedulerStats:
         """How it stands now; prefix counters are in tokens, each request counted at its first admission."""
-        state = self._state
+        state, kv = self._state, self._state.kv
         return SchedulerStats(
             num_running=len(state.running),
             num_waiting=len(state.line),
-            num_blocks=state.kv.num_blocks,
-            num_free_blocks=state.kv.num_free_blocks,
+            num_blocks=kv.num_blocks,
+            num_free_blocks=kv.num_free_blocks,
             preemptions=state.num_preemptions,
-            prefix_queries=state.kv.prefix_queries,
-            prefix_hits=state.kv.prefix_hits,
-            num_cached_blocks=state.kv.num_cached_blocks,
-            evictions=state.kv.evictions,
+            prefix_queries=kv.prefix_queries,
+            prefix_hits=kv.prefix_hits,
+            num_cached_blocks=kv.num_cached_blocks,
+            evictions=kv.evictions,
         )
 
     def on_step(self, report: StepReport) -> None:
@@ -153,8 +154,9 @@ class MechanicsScheduler(Scheduler[O]):
         That differs from what was scheduled when proposals were rejected, or when no token came of a step that should
         have drawn one: its last known token is then computed again.
         """
-        record.num_computed = min(record.num_computed, record.num_tokens + record.placeholders - 1)
+        record.num_computed = min(record.num_computed, record.expected - 1)
         record.num_acked = min(record.num_acked, record.num_tokens - 1)
+        self._state.prefilling = True  # it may be the last token that was known when it was admitted
 
     def _finish(self, record: Record, reason: FinishReason) -> None:
         state = self._state

@@ -38,7 +38,7 @@ class Passes:
         bounded = state.bounds.prefill_streak != UNBOUNDED
         could_decode = bounded and any(record.decodes for record in state.running.values())
         self._run(draft, prefills=not could_decode or self._streak < state.bounds.prefill_streak)
-        while draft.empty and draft.blocked and not state.in_flight and force(state, draft):
+        while draft.blocked and draft.empty and not state.in_flight and force(state, draft):
             self._run(draft, prefills=True)
         if bounded and not draft.empty:  # a step that is not run ends no row of steps
             held_prefill = any(r.prefills for r in (*draft.rows, *draft.admitted) if r.draft_tokens)
@@ -60,7 +60,7 @@ class Passes:
         if self._turns is not None and draft.empty:
             most = _QUEUED if prefills else UNBOUNDED  # before prompts come that were not to come, whoever can decodes
             self._decode(draft, self._turns.behind(self._state.running.values(), draft, most))
-        if draft.empty and not prefills and not draft.still:  # nothing could decode after all
+        if not prefills and draft.empty and not draft.still:  # nothing could decode after all
             self._prefill(draft)
 
     def _ready(self, draft: Draft) -> Iterable[Record]:
@@ -74,20 +74,20 @@ class Passes:
         if proposing is not None:
             proposing.begin(draft, len(state.running))
         tokens_left, context_left, disturbed = draft.tokens_left, draft.context_left, draft.disturbed
+        run, bounded = draft.rows.append, state.bounds.context != UNBOUNDED
         for record in records:
-            computed, ahead = record.num_computed, record.placeholders
-            known = record.num_tokens + ahead
-            if computed >= known or computed < record.prefill_until or (ahead and known >= record.max_total):
+            computed, known = record.num_computed, record.expected
+            tokens = known - computed
+            if tokens <= 0 or computed < record.prefill_until or (known >= record.max_total and record.placeholders):
                 continue  # it prefills, or its last token is in flight, or nothing is known that is not computed
             if disturbed and (record.status is not RUNNING or record in draft.still):
                 continue
             if tokens_left <= 0:
                 break
-            tokens = known - computed
             if tokens > 1:  # as it is after a roll-back, or where nothing was left of a step for its tokens
                 tokens = min(tokens, tokens_left)
             end = computed + tokens
-            if end > context_left:
+            if bounded and end > context_left:
                 continue
             if proposing is not None or end > record.sequence.capacity:
                 draft.tokens_left, draft.context_left = tokens_left, context_left
@@ -95,10 +95,12 @@ class Passes:
                 tokens_left, context_left, disturbed = draft.tokens_left, draft.context_left, draft.disturbed
                 if not tokens:
                     continue
+                end = computed + tokens
             record.draft_tokens = tokens
             tokens_left -= tokens
-            context_left -= computed + tokens
-            draft.rows.append(record)
+            if bounded:
+                context_left -= end
+            run(record)
         draft.tokens_left, draft.context_left = tokens_left, context_left
 
     def _with_more(self, record: Record, tokens: int, draft: Draft) -> int:
@@ -122,7 +124,11 @@ class Passes:
 
     def _continue_chunks(self, draft: Draft) -> None:
         state = self._state
-        for record in [one for one in state.running.values() if one.num_computed < one.prefill_until]:
+        if not state.prefilling:
+            return
+        prefilling = [one for one in state.running.values() if one.prefills]
+        state.prefilling = bool(prefilling)
+        for record in prefilling:
             if record.status is not RUNNING or record in draft.still:
                 continue
             if draft.tokens_left <= 0 or draft.prefills_left <= 0:

@@ -29,7 +29,8 @@ class Record:
     """One request. ``num_computed`` advances when a step is scheduled, ``num_acked`` when it is acknowledged.
 
     A request prefills until ``prefill_until`` tokens (all that were known when it was admitted) are computed, and
-    decodes from then on. ``placeholders`` counts tokens that steps in flight will draw, ``in_flight`` those steps.
+    decodes from then on. ``expected`` counts its tokens, with one for each step in flight that draws; ``in_flight``
+    counts all steps in flight.
     ``fruitless`` counts preemptions since the last committed token. ``turn`` is the last step in which it stood, where
     steps are counted (``Turns``). ``followers`` are the other choices of the request, while they wait for this one's
     prompt; None when nobody may. The ``draft_`` fields belong to the step that is being drawn up, but that blocks which
@@ -41,6 +42,7 @@ class Record:
         "draft_blocks",
         "draft_proposals",
         "draft_tokens",
+        "expected",
         "followers",
         "fruitless",
         "in_flight",
@@ -50,10 +52,8 @@ class Record:
         "num_acked",
         "num_computed",
         "num_preemptions",
-        "num_tokens",
         "order",
         "output",
-        "placeholders",
         "prefill_until",
         "request",
         "request_id",
@@ -68,7 +68,7 @@ class Record:
         self.request_id = request.request_id
         self.order = order
         self.output = list(request.committed_token_ids)
-        self.num_tokens = len(request.prompt_token_ids) + len(self.output)
+        self.expected = self.num_tokens
         self.max_total = min(len(request.prompt_token_ids) + request.params.max_tokens, max_model_len)
         self.constrained = request.params.structured is not None
         self.sequence: KVSequence
@@ -79,7 +79,6 @@ class Record:
         self.num_computed = 0
         self.num_acked = 0
         self.prefill_until = 0
-        self.placeholders = 0
         self.in_flight = 0
         self.num_preemptions = 0
         self.fruitless = 0
@@ -88,6 +87,16 @@ class Record:
         self.draft_tokens = 0
         self.draft_blocks: BlockIds = ()
         self.draft_proposals: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and committed tokens."""
+        return len(self.request.prompt_token_ids) + len(self.output)
+
+    @property
+    def placeholders(self) -> int:
+        """Tokens that steps in flight will draw."""
+        return self.expected - self.num_tokens
 
     @property
     def prefills(self) -> bool:

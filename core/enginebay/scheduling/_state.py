@@ -16,6 +16,8 @@ from enginebay.scheduling._record import Record
 class State:
     """``running`` is in running order; ``in_flight`` holds the steps that are not acknowledged, oldest first.
 
+    ``prefilling``: a running request may have more to prefill. False once a look has found none, until one starts or is
+    rolled back.
     ``refused`` is the waiting request for which nobody gives way: the policy said so, or those that would are not
     enough, and since then nobody has started or left. None where none is known.
     """
@@ -28,6 +30,7 @@ class State:
         self.door = PolicyDoor(policy)
         self.requests: dict[str, Record] = {}
         self.running: dict[str, Record] = {}
+        self.prefilling = False
         self.refused: Record | None = None
         self.line = WaitingLine(self.door)
         self.gate = PromptGate(self.line, self.kv, prefix_caching=self.bounds.prefix_caching)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginebay.engine.live import Live, Lives
+from enginebay.engine.requests import Requests
 from enginebay.messages import RequestOutput, RequestSummary
 from enginebay.worker import ScheduledRow
 from support.fake_engine import EOS, FEATURES, VOCAB, FakeEngine
@@ -62,7 +63,7 @@ def _untimed(summary: RequestSummary) -> tuple[Any, ...]:
 def both(asked: list[tuple[dict[str, Any], list[list[int]]]], depth: int) -> None:
     short = told(asked, depth)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Live, "goes_on", lambda self, drawn, offset, vocab_size: False)
+        patch.setattr("enginebay.engine.live._asks_for_tokens_alone", lambda row: False)
         assert told(asked, depth) == short
 
 
@@ -81,16 +82,16 @@ def test_the_short_way_comes_to_the_same_with_steps_in_flight(
 
 
 def test_a_plain_row_goes_the_short_way_between_its_first_token_and_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[bool] = []
+    offsets: list[int] = []
 
-    def goes_on(self: Live, drawn: Sequence[int], offset: int, vocab_size: int) -> bool:
-        answers.append(original(self, drawn, offset, vocab_size))
-        return answers[-1]
+    def settle_row(self: Requests, live: Live, offset: int, *others: Any) -> None:
+        offsets.append(offset)
+        original(self, live, offset, *others)
 
-    original = Live.goes_on
-    monkeypatch.setattr(Live, "goes_on", goes_on)
+    original = Requests._settle_row
+    monkeypatch.setattr(Requests, "_settle_row", settle_row)
     FakeEngine().answer(max_tokens=5)
-    assert answers == [False, True, True, True, False]
+    assert offsets == [0, 4]
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "begin", "pop"]), st.integers(0, 3)), max_size=40))

@@ -72,6 +72,20 @@ def test_a_lie_ends_the_engine_with_the_scheduler_s_name(lie: Lie, depth: int) -
     assert {one.error for one in engine.last.values()} <= {str(dead.value)}
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_told_of_requests_may_come_in_another_order_than_their_tokens(depth: int) -> None:
+    def other_way_round(out: SchedulerOutput) -> SchedulerOutput:
+        return replace(out, new=out.new[::-1], running=out.running[::-1])
+
+    def answers(engine: FakeEngine) -> dict[str, str]:
+        for request_id, most in (("a", 12), ("b", 5), ("c", 9)):
+            engine.add(request_id, "say:" + request_id * most, max_tokens=most, prompt_logprobs=0)
+        engine.run()
+        return engine.texts
+
+    assert answers(engine_that(other_way_round, depth=depth)) == answers(engine_that(lambda out: out, depth=depth))
+
+
 def test_one_whose_grammar_is_not_ready_cannot_be_scheduled() -> None:
     compiler = FakeCompiler(held=True)
 

@@ -200,6 +200,16 @@ def test_a_step_without_the_token_it_should_have_drawn_is_made_good() -> None:
     assert [(row.num_computed_tokens, scheduled(again)["r0"]) for row in again.running] == [(7, 1)]
 
 
+def test_a_prompt_that_no_step_drew_a_token_for_is_made_good_after_a_look_that_found_nobody_prefilling() -> None:
+    scheduler = loop_of(depth=2).scheduler
+    scheduler.add_request(make_request(0, 8, max_tokens=3))
+    prompt, behind = scheduler.schedule(), scheduler.schedule()
+    scheduler.update_from_output(prompt, Committed())
+    scheduler.update_from_output(behind, Committed())
+    again = scheduler.schedule()
+    assert [(row.num_computed_tokens, scheduled(again)["r0"]) for row in again.running] == [(7, 1)]
+
+
 def test_what_follows_a_hit_is_published_too() -> None:  # K1
     loop = loop_of()
     beginning, whole = tuple(range(12)), tuple(range(24))
