@@ -9,7 +9,7 @@ from typing import Final
 
 __all__ = ["Moment"]
 
-_MOST_LEFT_OUT: Final = 63
+_MOST_LEFT_OUT: Final = 255
 
 
 class Moment:
@@ -17,7 +17,8 @@ class Moment:
 
     ``processors``: of so many, each end of the line has one. On fewer nobody looks: it would take from the other end
     what that needs to answer. The same happens where others keep the processors busy, and what takes longer to answer
-    is not worth a look either; so each moment in vain in a row doubles how many are left out after it.
+    is not worth a look either; so each moment in vain in a row doubles how many are left out after it, from none after
+    the first: one hiccup says nothing of the next answer.
     """
 
     def __init__(self, seconds: float, *, processors: int) -> None:
@@ -26,12 +27,13 @@ class Moment:
         self._expecting = False
         self._in_vain = self._left_out = 0
 
-    def expect(self) -> None:
-        """What was just sent may be answered at once."""
+    def expect(self) -> bool:
+        """What was just sent may be answered at once; whether the next ``look`` will look for it."""
         if self._left_out:
             self._left_out -= 1
         else:
             self._expecting = self._possible
+        return self._expecting
 
     def look(self, there: Callable[[], object]) -> bool:
         """Whether ``there`` has said yes within a moment. A moment in vain is the last one until ``expect``."""
@@ -41,7 +43,7 @@ class Moment:
         while not there():
             if time.perf_counter() >= until:
                 self._expecting = False
-                self._in_vain = self._left_out = min(2 * self._in_vain + 1, _MOST_LEFT_OUT)
+                self._left_out, self._in_vain = self._in_vain, min(2 * self._in_vain + 1, _MOST_LEFT_OUT)
                 return False
         self._in_vain = 0
         return True

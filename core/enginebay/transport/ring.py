@@ -10,6 +10,9 @@ Order: the writer stores the record, then ``head``; a reader loads ``head``, the
 keeps stores in order, and loads in order, and lets no load pass an older one, so nobody sees a half-written record.
 ``memory.check_machine`` refuses other processors.
 
+``RingWriter.fetch`` stores zeros past ``head``, where no reader looks. It may do so where a record may be written, once
+every reader's ``tail`` is past what lay there; the record comes later, by the same writer, and ``head`` after it.
+
 Why large frames span slots, and take no second path (a socket, a memory of their own): the order with the neighbours
 is then the ring's own and needs no proof across two lines; a slow reader holds up the writer by one rule; nothing is
 allocated while the engine runs, so nothing can fail that did not fail at the start. It costs a frame above half the
@@ -28,6 +31,9 @@ from enginebay.transport.codec import DamagedMessage
 from enginebay.transport.memory import SharedMemory
 
 __all__ = ["HEADER_BYTES", "RingReader", "RingShape", "RingWriter"]
+
+_ZEROS: Final = memoryview(bytes(128 * 1024))
+"""What ``RingWriter.fetch`` stores: no more than this for one frame."""
 
 _HEADER: Final = Struct("=4Q")
 HEADER_BYTES: Final = _HEADER.size
@@ -77,6 +83,7 @@ class RingWriter:
         self._record_bytes = shape.record_bytes
         self.head = 0
         self.number = 0
+        self._record = 0  # bytes of the newest one
 
     def send(self, mask: int, prefix: bytes, body: bytes) -> None:
         """Publish one frame: ``prefix``, then ``body``, for the readers whose bit is in ``mask``."""
@@ -100,19 +107,31 @@ class RingWriter:
             self._make_room(then - head)
         number = self.number if offset else self.number + 1
         at = self._data + head % self._slots * self._slot_bytes
-        _HEADER.pack_into(self._bytes, at, number, total, offset, mask)
-        at += HEADER_BYTES
-        if prefix:
-            at = self._copy(at, prefix)
-        end = at + len(part)
+        lead = _HEADER.pack(number, total, offset, mask) + prefix
+        middle = at + len(lead)
+        end = middle + len(part)
         if end <= self._end:
-            self._bytes[at:end] = part
+            self._bytes[at:middle] = lead
+            self._bytes[middle:end] = part
         else:
-            self._copy(at, part)
+            self._copy(self._copy(at, lead), part)
         # all at the end and without a call between: what interrupts the copy has written nothing
         self.number = number
+        self._record = size + HEADER_BYTES
         self.head = then
         self._words[self._head_word] = then
+
+    def fetch(self) -> None:
+        """Store zeros where the next frame goes, if it is like the last record and there is room: for who has time now.
+
+        Those cache lines are shared with the readers' processors since the last time round, and the first store to each
+        waits until they have given it up. So that happens while a reader works, and not while it waits for the frame.
+        """
+        size = self._record
+        if self.head + (size + self._slot_bytes - 1) // self._slot_bytes <= self.limit:
+            at = self._data + self.head % self._slots * self._slot_bytes
+            size = min(size, self._end - at, len(_ZEROS))
+            self._bytes[at : at + size] = _ZEROS[:size]
 
     def _copy(self, at: int, part: bytes | memoryview) -> int:
         """Copy to ``at``, over the end of the memory if need be; where the next byte goes."""

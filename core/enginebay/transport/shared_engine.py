@@ -18,7 +18,7 @@ from enginebay.transport.shared_parts import Parts, Peer
 
 __all__ = ["EngineEnd"]
 
-_LOOK_SECONDS: Final = 50e-6
+_LOOK_SECONDS: Final = 100e-6
 _CLOSE_SECONDS: Final = 5.0
 """Who sends or reads while the line is closed has been woken, and is out of it in microseconds."""
 
@@ -92,7 +92,8 @@ class EngineEnd:
             self._ring.send(mask, head, frame)
             for bell in bells:
                 ring(bell)
-            self._moment.expect()
+            if self._moment.expect():
+                self._ring.fetch()
         finally:
             self._sending.release()
 
@@ -114,14 +115,15 @@ class EngineEnd:
             return taken
 
     def look(self) -> list[tuple[int, bytes]]:
-        """``take_replies`` for who is about to sleep: looks for a moment, where something was sent that may be answered
-        at once and there is a processor to look with. The bell stays as it is, and may have been rung for these.
+        """``take_replies`` for who is about to sleep: looks once, and for a moment where something was sent that may be
+        answered at once and there is a processor to look with. The bell stays as it is, and may have rung for these.
         """
         taken: list[tuple[int, bytes]] = []
         with self._reading:
             if self._closed:
                 raise ChannelClosed("the line to the workers is closed")
-            self._moment.look(lambda: self._gather(taken))
+            if self._is_there() or self._moment.look(self._is_there):
+                self._gather(taken)
         return taken
 
     def heartbeat(self, rank: int) -> Beat:
@@ -168,14 +170,20 @@ class EngineEnd:
             for lock in held:
                 lock.release()
 
-    def _gather(self, taken: list[tuple[int, bytes]]) -> bool:
-        """Add the frames that are there; whether there are any."""
+    def _is_there(self) -> bool:
+        """Whether any rank has sent something. As short as can be: it is what a moment does over and over."""
+        for peer in self._peers:  # noqa: SIM110  # making a generator costs more than the look
+            if peer.words[HEAD] != peer.replies.tail and peer.rank not in self._lost:
+                return True
+        return False
+
+    def _gather(self, taken: list[tuple[int, bytes]]) -> None:
+        """Add the frames that are there."""
         for peer in self._peers:
             if peer.words[HEAD] != peer.replies.tail and peer.rank not in self._lost:
                 self._take(peer, taken)
             if peer.words[WAITS]:
                 ring(peer.bell)
-        return bool(taken)
 
     def _take(self, peer: Peer, taken: list[tuple[int, bytes]]) -> None:
         """Add what one rank has sent, which is something."""

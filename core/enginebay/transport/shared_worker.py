@@ -95,7 +95,8 @@ class WorkerEnd:
             raise ChannelClosed("the engine has closed the line")
         self._replies.send(1, REPLY_HEAD.pack(generation, call_id), payload)
         ring(self._ticket.replies_bell)
-        self._moment.expect()
+        if self._moment.expect():
+            self._replies.fetch()
 
     def heartbeat(self, phase: str) -> None:
         """Say what this worker enters, see ``Beat.said``."""
@@ -125,7 +126,7 @@ class WorkerEnd:
             raise TimeoutError("no call before the deadline")
         if self._engine_words[WAITS]:  # the bell is cleared, whatever it was waited for: doorbell.py's second look
             ring(self._ticket.room_bell)
-        if any(fd != self._ticket.own_bell for fd, _ in ready):
+        if len(ready) > 1 or ready[0][0] != self._ticket.own_bell:
             self._engine_gone = True
 
     def _make_room(self, slots: int) -> None:

@@ -63,6 +63,16 @@ def test_several_answers_to_one_thing_sent(make_moment: MakeMoment) -> None:
     assert [moment.look(Answers(2)) for _ in range(3)] == [True] * 3
 
 
+def test_what_is_sent_says_whether_it_will_be_looked_for(make_moment: MakeMoment) -> None:
+    moment, without = make_moment(), make_moment(3)
+    said = []
+    for _ in range(8):
+        said.append(moment.expect())
+        moment.look(Answers(NEVER))
+    assert said == [True, True, False, True, False, False, False, True]
+    assert not without.expect()
+
+
 def test_never_on_fewer_processors_than_ends(make_moment: MakeMoment) -> None:
     moment, answers = make_moment(3), Answers(1)
     moment.expect()
@@ -83,11 +93,11 @@ def _looked(moment: Moment, count: int, at: float) -> list[int]:
 
 def test_moments_in_vain_become_rare(make_moment: MakeMoment) -> None:
     moment = make_moment()
-    assert _looked(moment, 200, NEVER) == [0, 2, 6, 14, 30, 62, 126, 190]
+    assert _looked(moment, 800, NEVER) == [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 767]
 
 
 def test_one_that_is_not_in_vain_brings_them_back(make_moment: MakeMoment) -> None:
     moment = make_moment()
-    _looked(moment, 31, NEVER)
+    _looked(moment, 32, NEVER)
     assert _looked(moment, 100, 3) == list(range(31, 100))
-    assert _looked(moment, 8, NEVER) == [0, 2, 6]
+    assert _looked(moment, 8, NEVER) == [0, 1, 3, 7]

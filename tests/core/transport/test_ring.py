@@ -57,6 +57,7 @@ class _World:
             if mask >> i & 1:
                 side.due.append(prefix + body)
         self.writer.send(mask, prefix, body)
+        self.writer.fetch()
 
     def _make_room(self, slots: int) -> None:
         assert slots <= self.shape.slots
@@ -179,6 +180,37 @@ def test_a_frame_fills_the_ring_to_the_last_byte() -> None:
             pass
         assert not world.sides[0].due
         assert world.waited
+
+
+def test_zeros_ahead_reach_as_far_as_a_record_like_the_last_and_no_further() -> None:
+    shape = RingShape(8, 64, DATA)
+    with _memory(shape) as memory:
+        world = _World(memory, shape, 1)
+        writer, [side] = world.writer, world.sides
+        for _ in range(4):  # once round
+            writer.send(1, b"", b"\xff" * (128 - HEADER_BYTES))
+        writer.fetch()
+        assert memory.bytes[DATA] == 1, "what is unread is left alone"
+        side.reader.take()
+        writer.send(1, b"", b"\xff")
+        assert memory.bytes[DATA + 64 : DATA + 128] == b"\xff" * 64
+        writer.fetch()
+        assert memory.bytes[DATA + 64 : DATA + 64 + HEADER_BYTES + 1] == bytes(HEADER_BYTES + 1)
+        assert memory.bytes[DATA + 64 + HEADER_BYTES + 1 : DATA + 128] == b"\xff" * (63 - HEADER_BYTES)
+
+
+def test_zeros_ahead_end_with_the_memory() -> None:
+    shape = RingShape(5, 64, DATA)
+    with _memory(shape) as memory:
+        world = _World(memory, shape, 1)
+        for _ in range(2):
+            world.send(1, b"", b"\xff" * (128 - HEADER_BYTES))
+            world.sides[0].take()
+        memory.bytes[DATA : DATA + 64] = memory.bytes[shape.end - 64 : shape.end] = b"\xff" * 64
+        world.writer.limit = 10
+        world.writer.fetch()
+        assert memory.bytes[shape.end - 64 : shape.end] == bytes(64)
+        assert memory.bytes[DATA : DATA + 64] == b"\xff" * 64
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from enginebay.transport.moment import Moment
 from support.rings import Rings, rings
 
 WORKER = """\
@@ -28,6 +29,11 @@ while (frame := end.receive(None)) is not None:
     end.reply(len(frame), end.rank, frame[:16] + body)
 print("done", flush=True)
 """
+FETCHES = """\
+from enginebay.transport.moment import Moment
+Moment.expect = lambda moment: True
+"""
+"""Whoever has sent a frame fetches the memory of its next one, however few processors there are, and never looks."""
 PAUSES = {0: 0.0, 1: 0.02, 2: 0.2}
 """Rank → how often it stops for a moment."""
 
@@ -38,9 +44,9 @@ def _frame(chance: random.Random) -> bytes:
     return hashlib.md5(body[:size]).digest() + body[:size]
 
 
-def _storm(seed: int, frames: int, slots: int, slot_bytes: int) -> None:
-    """Send so many frames to changing ranks, from two threads, and check every reply."""
-    code = f"PAUSE = {PAUSES}\n{WORKER}"
+def _storm(seed: int, frames: int, slots: int, slot_bytes: int, first: str = "") -> None:
+    """Send so many frames to changing ranks, from two threads, and check every reply; workers run ``first`` first."""
+    code = f"{first}PAUSE = {PAUSES}\n{WORKER}"
     due: dict[int, list[bytes]] = {rank: [] for rank in PAUSES}
     order = threading.Lock()
     with rings(code, tuple(PAUSES), slots=slots, slot_bytes=slot_bytes) as made:
@@ -88,9 +94,17 @@ def test_a_storm() -> None:  # X8
     _storm(seed=1, frames=600, slots=8, slot_bytes=512)
 
 
+def test_a_storm_of_ends_that_fetch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:  # X8
+    monkeypatch.setattr(Moment, "expect", lambda moment: True)
+    _storm(seed=2, frames=600, slots=64, slot_bytes=512, first=FETCHES)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("slots", "slot_bytes"), [(2, 64), (3, 128), (8, 512), (64, 1024), (1024, 1024)])
-def test_long_storms(slots: int, slot_bytes: int) -> None:  # X8
+@pytest.mark.parametrize("fetch", [False, True], ids=["", "fetch"])
+def test_long_storms(slots: int, slot_bytes: int, fetch: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # X8
+    if fetch:
+        monkeypatch.setattr(Moment, "expect", lambda moment: True)
     for seed in range(5):
-        _storm(seed, 10_000 if slots > 3 else 1_000, slots, slot_bytes)
+        _storm(seed, 10_000 if slots > 3 else 1_000, slots, slot_bytes, FETCHES if fetch else "")

@@ -12,6 +12,7 @@ import pytest
 from enginebay.runtime import ChannelClosed
 from enginebay.transport import decode_reply
 from enginebay.transport.moment import Moment
+from enginebay.transport.ring import RingWriter
 from enginebay.transport.shared import EngineEnd, WorkerEnd
 from support.rings import attach_here
 
@@ -21,7 +22,8 @@ def _nothing() -> None:
 
 
 class Line:
-    """Both ends of one rank's line, what came of the moments in which either looked, and how often the worker slept."""
+    """Both ends of one rank's line, what came of the moments in which either looked, how often the worker slept, and
+    who fetched the memory of its next frame."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
@@ -52,6 +54,14 @@ class Line:
             self.slept += 1
             wait(worker, deadline)
 
+        self.fetched: list[RingWriter] = []
+        fetch = RingWriter.fetch
+
+        def fetches(writer: RingWriter) -> None:
+            self.fetched.append(writer)
+            fetch(writer)
+
+        monkeypatch.setattr(RingWriter, "fetch", fetches)
         monkeypatch.setattr(Moment, "look", looks)
         monkeypatch.setattr(WorkerEnd, "_wait", sleeps)
 
@@ -138,7 +148,25 @@ def test_nobody_looks_at_a_closed_line(line: Line) -> None:
 @pytest.mark.parametrize("line", [1], indirect=True)
 def test_never_where_it_would_take_the_other_ends_processor(line: Line) -> None:
     line.worker.reply(1, 1, b"")
+    assert len(line.end.take_replies()) == 1
     line.waits_in_vain()
     line.end.send(b"x")
     assert line.end.look() == []
     assert line.looked == []
+    assert line.fetched == []
+
+
+@pytest.mark.parametrize("line", [1], indirect=True)
+def test_what_is_there_already_is_taken_without_a_moment(line: Line) -> None:
+    line.end.send(b"x")
+    line.answers()
+    [(rank, frame)] = line.end.look()
+    assert (rank, *decode_reply(frame)) == (0, 1, 1, b"y")
+    assert line.looked == []
+
+
+@pytest.mark.parametrize("line", [2], indirect=True)
+def test_who_will_look_fetches_the_memory_of_its_next_frame(line: Line) -> None:
+    line.end.send(b"x")
+    line.answers()
+    assert line.fetched == [line.end._ring, line.worker._replies]
