@@ -45,8 +45,42 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("enginebay", deadline=None)  # the machine may be busy
 settings.load_profile("enginebay")
 
+LONGEST = (
+    "simulation/test_simulation.py",
+    "contracts/test_docs.py",
+    "plugins/runner_v1/test_exactness.py",
+    "plugins/runner_v1/test_conformance.py",
+    "parity/test_smollm2.py",
+    "parity/test_invariant.py",
+    "parity/test_runners.py",
+    "contracts/test_checks.py",
+    "plugins/runner_v1/test_parallel.py",
+    "plugins/external_launcher/test_torchrun.py",
+    "plugins/test_worker_life.py",
+    "plugins/runner_v1/test_invariant.py",
+    "mutants/test_mutants.py",
+    "parity/test_structured.py",
+    "plugins/runner_v2/test_tensor_ranks.py",
+    "chaos/test_soak.py",
+    "plugins/mp/test_starved.py",
+)
+"""Files of 15 to 60 s, begun first: one that is begun last has a core to itself, and the others idle."""
+
 GRACE = 2.0
 SHM = Path("/dev/shm")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of pytest-xdist: by itself it begins with the files of the most tests, and keeps the longest for the end."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first; all others stay in their order."""
+    here = Path(__file__).parent
+    place = {here / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -62,13 +96,29 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         build()
 
 
-def pytest_collection_finish() -> None:
-    """Workers sweep garbage as they start and end: they need not look through pytest, torch and all tests each time."""
+@pytest.fixture(scope="module", autouse=True)
+def little_to_sweep() -> None:
+    """Workers sweep garbage as they start and end: they need not look through what was there before each time.
+
+    That is pytest and all tests, and what earlier modules have imported: transformers alone is hundreds of thousands of
+    objects.
+    """
     gc.collect()
     gc.freeze()
 
 
+def _has_children() -> bool:
+    """One system call, where the names of all processes of the machine are to be read otherwise."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def _children() -> dict[object, str]:
+    if not _has_children():
+        return {}
     found: dict[object, str] = {}
     for child in psutil.Process().children(recursive=True):
         try:

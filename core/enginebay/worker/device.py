@@ -76,7 +76,9 @@ class TorchDevice(Device):
         )
 
     def empty_cache(self) -> None:
-        if not self._on_host:
+        if self._on_host:
+            self._host.give_back()
+        else:
             torch.accelerator.empty_cache()
 
     def reset_peak(self) -> None:

@@ -277,7 +277,8 @@ class WorkerStart:
         assert self._spec is not None
         assert self._baseline is not None
         device, cache = self.device, self._config.cache
-        if device.kind != "cpu" or memory.utilization_in_force(cache, device.kind) is not None:
+        profiled = device.kind != "cpu" or memory.utilization_in_force(cache, device.kind) is not None
+        if profiled:
             # on a CPU with a size of its own nothing would be read from the run: the start is not made to wait for it
             device.reset_peak()
             self.runner.profile_run()
@@ -286,5 +287,6 @@ class WorkerStart:
         left = memory.cache_bytes(
             cache, self._spec, kind=device.kind, requested=self._requested, before=self._baseline, after=after
         )
-        device.empty_cache()
+        if profiled:
+            device.empty_cache()
         return MemoryAvailable(kv_cache_bytes=left, free_bytes=after.free)

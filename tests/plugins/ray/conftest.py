@@ -93,10 +93,12 @@ def two_nodes(own_runs: None) -> Iterator[str]:
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
+        (folder / "ray").mkdir()
         for name, value in {
             **census.environment({}),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_TMPDIR": str(folder),  # it notes the cluster in "ray" of it, which a fresh machine has not in /tmp
             "RAY_worker_niceness": "0",  # beside another test's processes nicer workers hardly get to run
         }.items():
             monkeypatch.setenv(name, value)
