@@ -421,6 +421,7 @@ class FakeOptions(Options):
     step_seconds: Annotated[float, Field(ge=0, description="How long each step takes.")] = 0.0
     burn_seconds: Annotated[float, Field(ge=0, description="Processor seconds that each step takes.")] = 0.0
     fail: Annotated[str, Field(description="Name of the method that raises.")] = ""
+    hold: Annotated[str, Field(description="Name of the method that does not return.")] = ""
     announce: Annotated[int, Field(ge=0, description="Seconds that each step asks for; 0: none.")] = 0
 
 
@@ -445,6 +446,8 @@ class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
     def _check(self, method: str) -> None:
         if self.context.options.fail == method:
             raise ValueError(f"asked to fail in {method}")
+        if self.context.options.hold == method:
+            time.sleep(3600)
 
     def load_model(self) -> None:
         self._check("load_model")

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _BETWEEN_LOOKS = 1.0
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _MOST = 100_000
+_DAMAGED = (
+    "the file is damaged. An engine that writes to it moves it aside within ten seconds and begins a new one, as does "
+    "the next that starts; sqlite3's .recover may read what is in it"
+)
 
 
 @click.command("status", cls=GroupedCommand)
@@ -93,13 +97,14 @@ def _watch(client: RemoteClient) -> None:
 def _show_history(count: int, file: Path | None) -> None:
     import sqlite3
 
-    from enginebay.status.sinks.sqlite import SqliteSinkOptions, read_history
+    from enginebay.status.sinks.sqlite import SqliteSinkOptions, is_damage, read_history
 
     path = file or SqliteSinkOptions().file
     try:
         found = read_history(path, count)
     except sqlite3.Error as error:
-        raise ConfigError(f"the history in {path} cannot be read: {error}") from None
+        hint = f"; {_DAMAGED}" if is_damage(error) else ""
+        raise ConfigError(f"the history in {path} cannot be read: {error}{hint}") from None
     if not found:
         raise ConfigError(f"{path} holds no history: the sqlite sink, see [status] in the config, has written none")
     click.echo(printable("\n".join(columns([history_line(row) for row in found]))))

@@ -64,8 +64,8 @@ def command(
     second one aborts them.
 
     Exit codes: 0 after a drain, or when a front end stopped it, 2 when config or model are refused, 3 when the start
-    failed, 4 when a worker was lost, 5 when one hangs, 70 when the engine failed, 130 and 143 when a signal aborted
-    requests.
+    failed, also that of new workers, 4 when a worker was lost, 5 when one hangs, 70 when the engine failed, 130 and 143
+    when a signal aborted requests.
 
     \b
     Examples:

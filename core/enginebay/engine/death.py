@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from enginebay.engine.recovery import NoMoreStarts
 from enginebay.errors import (
     EnginebayError,
     EngineDead,
     PolicyFailed,
+    StartFailed,
     WorkerHung,
     WorkerLost,
     in_words,
@@ -18,7 +21,11 @@ from enginebay.errors import (
 
 __all__ = ["Death", "OrDie"]
 
-_WITH_OWN_EXIT = (WorkerLost, WorkerHung)
+_WITH_OWN_EXIT: Final[dict[type[EnginebayError], type[EnginebayError]]] = {
+    WorkerLost: WorkerLost,
+    WorkerHung: WorkerHung,
+    NoMoreStarts: StartFailed,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +38,8 @@ class Death:
     @classmethod
     def of(cls, error: Exception) -> Death:
         """The death that ``error`` is the cause of; classes with an exit code of their own keep it."""
-        for own in _WITH_OWN_EXIT:
-            if isinstance(error, own):
+        for one, own in _WITH_OWN_EXIT.items():
+            if isinstance(error, one):
                 return cls(kind=own, message=f"the engine stopped: {said(error)}")
         if isinstance(error, EngineDead):
             kind: type[EnginebayError] = PolicyFailed if isinstance(error, PolicyFailed) else EngineDead

@@ -12,12 +12,11 @@ from enginebay.engine.parts import CoreParts, EngineStats
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.requests import Requests
 from enginebay.engine.verdicts import announced
-from enginebay.messages import ControlDone, EngineHealth, Phase, SchedulerStats, WorkerStatus
+from enginebay.messages import ControlDone, EngineHealth, SchedulerStats, WorkerStatus
+from enginebay.status import group_status
 
 __all__ = ["Figures"]
 
-_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
-"""A worker that is late is well as long as its step may take."""
 _BEATS: Final = 3
 """Heartbeats that a step may take before the engine is not called well."""
 
@@ -88,10 +87,8 @@ class Figures:
     def _fault(self, workers: Sequence[WorkerStatus]) -> str:
         if (refusal := self._parts.life.refusal()) is not None:
             return str(refusal)
-        waiting = [f"{one.slot.name} is {one.phase}" for one in workers if one.phase not in _SERVING]
-        if waiting or not workers:
-            return "; ".join(waiting) or "no worker stands"
-        return self._stall()
+        group = group_status(self._parts.roster.slots, workers)
+        return self._stall() if group.ready else group.words
 
     def _stall(self) -> str:
         """Why the step that is waited for has not ended in time, and in what its workers have asked for."""

@@ -12,13 +12,15 @@ from enginebay.engine.parts import CoreParts
 from enginebay.engine.recovery import Setback
 from enginebay.engine.requests import Requests
 from enginebay.engine.watch import WorkerWatch
+from enginebay.errors import EngineDead
 from enginebay.messages import FinishReason
 
 __all__ = ["Meanwhile"]
 
 
 class Meanwhile:
-    """One group's. ``ring`` may come from any thread, all else is the core's own.
+    """One group's. ``ring`` may come from any thread, all else is the core's own. After it, the look that comes next
+    while workers start raises ``EngineDead``: whoever waits for a long load waits no longer.
 
     ``serve`` returns at the time that it is given, in seconds of the clock, or earlier; whoever drives the core does in
     it what clients ask and no worker is needed for. ``wake`` makes it return at once.
@@ -33,7 +35,7 @@ class Meanwhile:
         self._since, self._why = math.inf, ""
 
     def ring(self) -> None:
-        """End each pause, for good."""
+        """The engine is about to end: nobody waits for new workers from now on, nor pauses."""
         try:
             self._bell.set_result(None)
         except InvalidStateError:
@@ -78,6 +80,8 @@ class Meanwhile:
             self._requests.end(row, FinishReason.ERROR, now_ns, error=error)
         if self._requests.has_outputs:  # nobody waits for these until the next thing is asked
             self.serve(now)
+        if self._bell.done():
+            raise EngineDead("the engine is closed; make a new one")
 
     def _next_end(self) -> float:
         """When the next request ends of waiting."""

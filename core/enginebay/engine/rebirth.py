@@ -21,7 +21,7 @@ from enginebay.engine.parts import CoreParts
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
 from enginebay.engine.recovering import Recovery, recovering
-from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, NoWayBack, Setback, decide
+from enginebay.engine.recovery import OF_WORKERS, Action, Bounds, Evidence, NoMoreStarts, NoWayBack, Setback, decide
 from enginebay.engine.requests import Requests
 from enginebay.engine.steps import StepVoid
 from enginebay.errors import CapabilityError, EnginebayError, EngineDead, RequestError, WorkerHung, WorkerLost
@@ -182,7 +182,9 @@ class Rebirth:
         verdict = roster.lost(setback.error)
         if isinstance(verdict, GiveUp):
             if verdict.at_start:
-                raise _not_again(first, f"{verdict.why}: {setback.error}") from setback
+                end = _not_again(first, f"{verdict.why}: {setback.error}")
+                hangs = first.evidence is setback.evidence is Evidence.HUNG  # whoever hung keeps the place still
+                raise (end if hangs else NoMoreStarts(str(end))) from setback
             raise type(first.error)(f"{first.error}; {verdict.why}") from setback
         return verdict
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from enginebay.errors import EnginebayError, OutOfMemory, StartFailed, WorkerFailed, WorkerHung, WorkerLost
 
-__all__ = ["OF_WORKERS", "Action", "Bounds", "Evidence", "NoWayBack", "Setback", "decide", "error_type"]
+__all__ = ["OF_WORKERS", "Action", "Bounds", "Evidence", "NoMoreStarts", "NoWayBack", "Setback", "decide", "error_type"]
 
 
 class Evidence(Enum):
@@ -44,6 +44,10 @@ Every other one (damaged bytes, an executor's or a scheduler's own fault) is the
 
 class NoWayBack(StartFailed):
     """New workers cannot take the old ones' place, however often they are started."""
+
+
+class NoMoreStarts(StartFailed):
+    """Start after start fails at the same place in the same way: the fault is in what is started."""
 
 
 class Setback(Exception):

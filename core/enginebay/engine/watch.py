@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from signal import Signals
 
 from enginebay.errors import WorkerLost, one_line
@@ -14,6 +15,8 @@ from enginebay.runtime import Runtime
 __all__ = ["WorkerWatch", "cause_of", "describe_exit"]
 
 _LINES_IN_WORDS, _LINE_IN_WORDS = 5, 150
+_LAST_WORDS_SECONDS = 0.1
+"""How long the answer of a group's only worker, whose death was told, is waited for: its executor fails it at once."""
 _SIGNALS = {one.value: one.name for one in Signals}
 
 
@@ -64,7 +67,8 @@ class WorkerWatch:
     def wait(self, runtime: Runtime, future: Future[Replies], deadline: float) -> Replies:
         """The future's result; raises ``WorkerLost`` as soon as a death is reported, ``TimeoutError`` at the deadline.
 
-        An answer that has come counts for more than a death after it.
+        An answer that has come counts for more than a death after it. So does the one that stands for an only worker's,
+        which an executor gives right after it has told of the death: it says where that was, whoever is faster.
         """
         while not future.done():
             woken = runtime.clock.event()
@@ -72,11 +76,22 @@ class WorkerWatch:
             try:
                 _wake_when_done(future, woken)
                 if not future.done():
-                    self.raise_if_lost()
+                    self._hear_out(runtime, future, deadline)
                 runtime.wait(woken, deadline)
             finally:
                 self._waiting = None
         return runtime.wait(future, deadline)
+
+    def _hear_out(self, runtime: Runtime, future: Future[Replies], deadline: float) -> None:
+        try:
+            self.raise_if_lost()
+        except WorkerLost:
+            if self._expected is None or len(self._expected) > 1:  # the others may never answer
+                raise
+            with suppress(TimeoutError):
+                runtime.wait(future, min(deadline, runtime.clock.now() + _LAST_WORDS_SECONDS))
+            if not future.done():
+                raise
 
 
 def _wake_when_done(future: Future[Replies], waiting: Future[None]) -> None:

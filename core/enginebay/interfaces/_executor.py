@@ -143,7 +143,8 @@ class ExecutorContext(Generic[O]):
     """Everything an executor is given. Frozen; a later minor version may add fields.
 
     ``encode`` turns a call into bytes, ``unwrap`` turns replies into results and raises what a rank reported:
-    together they keep the wire format out of the executor. ``worker_exited`` reports a death the moment it is seen.
+    together they keep the wire format out of the executor. ``worker_exited`` reports a death the moment it is seen, and
+    before the calls that wait for that worker are failed: whoever is woken by them asks how it ended.
     ``record_resource(kind, name)`` writes a resource down before it is taken. ``run_folder()`` is a folder of this
     engine alone (mode 0700, made at the first call, removed when the engine has ended): for sockets and other names.
     """

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from enginebay.messages import Phase, WorkerStatus
+from enginebay.messages import Phase, Slot, WorkerStatus
 
 __all__ = ["GroupStatus", "group_status"]
+
+_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
+"""A worker that is late is well as long as its step may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStatus:
-    """``ready``: requests may be sent to it. ``waiting_for``: the ranks that are not ready, in order."""
+    """``ready``: steps can be computed by it. ``waiting_for``: the slots that keep it from that, in order, each with
+    what its newest worker is, None: none is known there. ``stands``: one is known somewhere."""
 
-    group: int
-    generation: int
     ready: bool
-    waiting_for: tuple[int, ...]
+    stands: bool
+    waiting_for: tuple[tuple[Slot, WorkerStatus | None], ...]
+
+    @property
+    def words(self) -> str:
+        """Whom it waits for, and how these stand; "" when it is ready."""
+        if not self.stands:
+            return "no worker stands"
+        return "; ".join(
+            f"{slot.name} has no worker"
+            if status is None
+            else f"{slot.name} is of an earlier generation"
+            if status.phase in _SERVING
+            else f"{slot.name} is {status.phase}"
+            for slot, status in self.waiting_for
+        )
 
 
-def group_status(group: int, size: int, statuses: Iterable[WorkerStatus]) -> GroupStatus:
-    """Of the ranks 0 to ``size`` - 1, by the statuses of the newest generation that any of them has."""
-    own = [one for one in statuses if one.slot.group == group]
-    newest = max((one.incarnation.order for one in own), default=(0, 0))
-    ready = {one.slot.rank for one in own if one.incarnation.order == newest and one.phase is Phase.READY}
-    missing = tuple(rank for rank in range(size) if rank not in ready)
-    return GroupStatus(group=group, generation=newest[1], ready=not missing, waiting_for=missing)
+def group_status(slots: Sequence[Slot], statuses: Iterable[WorkerStatus]) -> GroupStatus:
+    """Of the group that has these slots, by the newest generation that any of them has."""
+    newest: dict[Slot, WorkerStatus] = {}
+    for one in statuses:
+        held = newest.get(one.slot)
+        if one.slot in slots and (held is None or one.incarnation.order >= held.incarnation.order):
+            newest[one.slot] = one
+    order = max((one.incarnation.order for one in newest.values()), default=(0, 0))
+    ready = {slot for slot, one in newest.items() if one.incarnation.order == order and one.phase in _SERVING}
+    waiting = tuple((slot, newest.get(slot)) for slot in slots if slot not in ready)
+    return GroupStatus(ready=bool(newest) and not waiting, stands=bool(newest), waiting_for=waiting)

@@ -84,12 +84,16 @@ class Faults(ExecutorBase):
         victim = driver.workers[-1]
         assert token_of(driver.call(driver.next_step(b"say@%d" % victim.rank)[0])) >= 0
         futures = [driver.submit(driver.next_step(b"hold")[0]) for _ in range(2)]
+        told_before: list[int] = []
+        for future in futures:
+            future.add_done_callback(lambda _: told_before.append(len(driver.exits)))
         os.kill(victim.pid, signal.SIGKILL)
         driver.wait_until(lambda: bool(driver.exits), "the death was not reported")
         driver.gate.touch()  # the others answer
         for future in futures:
             with pytest.raises(WorkerLost, match=f"rank {victim.rank}"):
                 driver.results(future)
+        assert told_before == [1, 1], "a call was failed before it was told how the worker ended"
         (told,) = driver.exits
         assert (told.rank, told.incarnation) == (victim.rank, victim.incarnation)
         assert told.signal in (None, signal.SIGKILL)

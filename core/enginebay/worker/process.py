@@ -14,25 +14,21 @@ import os
 import signal
 import socket
 import sys
-from typing import Final
 
 from enginebay import tracing
 from enginebay.config import EngineConfig
 from enginebay.errors import one_line
 from enginebay.messages import Call, CompileOrWarmUpModel, Result, StartPayload, WorkerInfo
-from enginebay.telemetry import Telemetry, setup
+from enginebay.telemetry import setup
 from enginebay.transport import decode_start_payload
 from enginebay.transport.shared import WorkerEnd
 from enginebay.worker import process_guard as guard
 from enginebay.worker.failure import describe_failure
 from enginebay.worker.process_start import ProcessStart, Ready, read_start, say
 from enginebay.worker.serve import serve
-from enginebay.worker.worker import Worker
+from enginebay.worker.start_spans import TracedWorker
 
 __all__ = ["main"]
-
-_FLUSH: Final = 0.25
-"""Seconds that a warm worker waits at most for its start's spans to be on their way."""
 
 
 def main(arguments: list[str]) -> int:
@@ -86,23 +82,17 @@ def _work(start: ProcessStart, payload: StartPayload, channel: WorkerEnd) -> Non
         telemetry.shutdown()
 
 
-class _OwnProcess(Worker):
+class _OwnProcess(TracedWorker):
     """A worker whose process begins and ends with it.
 
     What a framework's import makes, some hundred thousand objects, is not looked through for garbage: neither again and
-    again while it is made, nor at the end, when all of it goes with the process. The spans of the start go out before
-    the worker is called warm: whoever dies in its first step has lost those of that step alone.
+    again while it is made, nor at the end, when all of it goes with the process.
     """
-
-    def __init__(self, payload: StartPayload, *, telemetry: Telemetry) -> None:
-        super().__init__(payload)
-        self._telemetry = telemetry
 
     def handle(self, call: Call, traceparent: str = "") -> Result:
         result = super().handle(call, traceparent)
         if isinstance(call, CompileOrWarmUpModel):
             gc.enable()
-            self._telemetry.flush(_FLUSH)
         return result
 
     def shutdown(self) -> None:

@@ -199,9 +199,9 @@ class ThreadSession:
                 replies = (RankReply(rank=self.rank, payload=payload),)
                 _complete(future, Replies(generation=generation, call_id=call_id, replies=replies))
         lost = not self.stopping and not self.left and self.hello.exception() is None
-        self.fail_pending()
         if lost:
-            self._on_lost(self)
+            self._on_lost(self)  # first: who is woken by the answers below asks how it ended
+        self.fail_pending()
 
     def _without_answer(self, key: tuple[int, int]) -> Replies:
         if self.stopping:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ClassVar, Generic, TypeVar
 
-from enginebay.errors import StartFailed
+from enginebay.errors import StartFailed, WorkerHung
 from enginebay.interfaces import (
     Executor,
     ExecutorContext,
@@ -53,7 +53,7 @@ class ThreadExecutor(Executor[O], Generic[O]):
         if old is not None and not old.stopping and old.is_alive():
             raise StartFailed(f"{who} is running generation {old.generation}: stop it before it starts again")
         if old is not None and old.is_alive():
-            raise StartFailed(
+            raise WorkerHung(
                 f"{_wedged(old)}, so {who} cannot start generation {spec.generation} beside it: end this process"
             )
         self.prepare(spec)

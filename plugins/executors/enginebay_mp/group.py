@@ -240,10 +240,9 @@ class Group:
         phase = self._phase(worker.rank)
         where = f" in {phase}" if phase else ""
         text = worker.with_last_lines(f"{worker.named} {worker.how_it_ended()}{where}")
+        if not worker.left:  # else it is nobody's loss: it was asked to leave
+            self._on_lost(worker.as_exit())  # first: who is woken by the answers below asks how it ended
         self._pending.lose(worker.rank, worker.as_failure(WorkerLost.__name__, text, phase))
-        if worker.left:
-            return  # nobody's loss: it was asked to leave
-        self._on_lost(worker.as_exit())
 
     def _tick(self) -> float | None:
         """Called after every round: seconds to the next one, None for no hurry; ``StopIteration`` when all is over."""

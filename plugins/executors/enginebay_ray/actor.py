@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import traceback
+from functools import partial
 
 import msgspec
 
@@ -70,6 +71,7 @@ def _work(given: ActorStart) -> None:
     from enginebay.telemetry import setup
     from enginebay.transport.socket import SocketChannel
     from enginebay.worker import serve
+    from enginebay.worker.start_spans import TracedWorker
 
     payload = decode_start_payload(given.payload)
     info = WorkerInfo(
@@ -84,7 +86,7 @@ def _work(given: ActorStart) -> None:
     try:
         telemetry = setup(EngineConfig.model_validate_json(payload.config).telemetry, role="worker")
         try:
-            serve(given.payload, channel)
+            serve(given.payload, channel, make_worker=partial(TracedWorker, telemetry=telemetry))
         finally:
             telemetry.shutdown()
     except BaseException as error:

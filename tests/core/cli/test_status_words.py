@@ -114,3 +114,14 @@ def test_where_there_is_no_history_it_says_so(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == (
         f"enginebay: {path} holds no history: the sqlite sink, see [status] in the config, has written none\n"
     )
+
+
+def test_of_a_damaged_history_it_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "status.sqlite3"
+    path.write_bytes(b"rubbish " * 4000)
+    assert main_exit("status", "--history", "--file", str(path)) == 2
+    assert capsys.readouterr().err == (
+        f"enginebay: the history in {path} cannot be read: file is not a database; the file is damaged. An engine that "
+        "writes to it moves it aside within ten seconds and begins a new one, as does the next that starts; sqlite3's "
+        ".recover may read what is in it\n"
+    )

@@ -13,12 +13,11 @@ import pytest
 
 from enginebay.engine.device_memory import DeviceMemory, holders_by_nvml
 from enginebay.engine.recovery import NoWayBack
-from enginebay.engine.roster import RECLAIMED, Roster, slots_of
 from enginebay.engine.supervision import Supervision
-from enginebay.errors import WorkerLost
-from enginebay.messages import Phase, WorkerInfo, WorldPlan
+from enginebay.messages import WorkerInfo
 from enginebay.runtime import Runtime
 from support.clock import FakeClock, fake_runtime
+from support.reclaiming import Stopped
 
 PID = 2**30  # of no process
 HERE = socket.gethostname()
@@ -140,32 +139,18 @@ def test_the_bindings_are_asked_for_all_devices(monkeypatch: pytest.MonkeyPatch)
     assert holders_by_nvml() == {4, 5, 6}
 
 
-class Group:
+class Group(Stopped):
     """One worker on ``cuda:0``, which was lost and stopped; its memory is held until ``free_at``."""
 
     def __init__(self, device: str, free_at: float) -> None:
         self.driver = Driver()
-        self.free_at = free_at
         clock = self.driver.clock
-        supervision = Supervision(
-            self.driver.runtime, {}, holders=lambda: frozenset({PID} if clock.time < self.free_at else ())
-        )
-        self.roster = Roster(supervision, slots_of(WorldPlan(), "cuda"), self.driver.runtime.entropy)
-        self.roster.renew(0)
-        (one,) = self.roster.incarnations
-        self.roster.found([WorkerInfo(rank=0, local_rank=0, incarnation=one, host=HERE, pid=PID, device=device)])
-        self.roster.enter(Phase.READY)
-        self.roster.lost(WorkerLost("x"))
-        self.roster.stop(self, clock.time)  # type: ignore[arg-type]  # all that is asked of it is to stop
+        holders = Supervision(self.driver.runtime, {}, holders=lambda: frozenset({PID} if clock.time < free_at else ()))
 
-    def stop(self, deadline: float) -> None:
-        pass
+        def found(incarnation: str) -> WorkerInfo:
+            return WorkerInfo(rank=0, local_rank=0, incarnation=incarnation, host=HERE, pid=PID, device=device)
 
-    def said(self) -> tuple[str, str, str]:
-        (status,) = self.roster.statuses()
-        condition = status.condition(RECLAIMED)
-        assert condition is not None
-        return status.phase, condition.truth, f"{condition.reason}: {condition.message}"
+        super().__init__(self.driver.runtime, holders, "cuda", found=found, lost=True)
 
 
 def test_no_new_worker_comes_while_the_old_one_s_memory_is_held() -> None:  # T14, T15

@@ -9,11 +9,12 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from enginebay import LLM, AsyncLLM
 from enginebay.errors import EngineDead
 from enginebay.interfaces import ExecutorHealth, RankHealth
-from enginebay.messages import ControlDone, EngineHealth, Envelope, Phase, Replies, SinkState
+from enginebay.messages import ControlDone, EngineHealth, Envelope, Phase, Replies, SinkState, Slot
 from support.fake_engine import FakeRunner
 from support.fake_engines import Installed
 from support.mortal import Mortal, deadly
@@ -36,6 +37,22 @@ def test_a_group_whose_worker_is_ready_and_which_has_nothing_to_do_is_well() -> 
     said = health(engine)
     assert (said.healthy, said.why, [one.phase for one in said.workers]) == (True, "", [Phase.READY])
     assert engine.core.status().facts["health"] == "healthy"
+
+
+def test_a_group_is_well_only_with_a_worker_in_each_slot_and_all_of_one_generation() -> None:  # T12
+    engine = Mortal()
+    engine.run()
+    roster = engine.core.parts.roster
+    [stands] = roster.statuses()
+    other = Slot(group=0, rank=1, device=roster.slots[0].device)
+    roster.slots = (*roster.slots, other)
+    assert health(engine).why == f"{other.name} has no worker"
+    earlier, now = f"{stands.slot.name} is of an earlier generation", stands.incarnation.generation
+    for generation, said in ((now, ""), (now + 1, earlier)):
+        second = structs.replace(stands.incarnation, id=f"second {generation}", generation=generation)
+        roster._book.set(structs.replace(stands, slot=other, incarnation=second))
+        roster.incarnations = (stands.incarnation.id, second.id)
+        assert (health(engine).healthy, health(engine).why) == (said == "", said)
 
 
 @pytest.mark.parametrize("budget", [0.0, 600.0])

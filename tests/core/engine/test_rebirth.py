@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginebay.engine.recovery import NoWayBack
-from enginebay.errors import EnginebayError, EngineDead, PolicyFailed, StartFailed, WorkerHung, WorkerLost
+from enginebay.errors import (
+    EnginebayError,
+    EngineDead,
+    OutOfMemory,
+    PolicyFailed,
+    StartFailed,
+    WorkerFailed,
+    WorkerHung,
+    WorkerLost,
+)
 from enginebay.messages import Committed, Envelope, Replies, SchedulerOutput
 from enginebay.status.restarts import RestartRules
 from support.mortal import DEPTHS, NUM_STEPS, Mortal, answered, deadly
@@ -156,18 +165,25 @@ def test_a_good_run_between_deaths_begins_their_count_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "starts"),
+    ("error", "said", "starts", "end"),
     [
-        (
-            StartFailed("rank 0 failed in load_model: no such file"),
-            "it failed twice in Starting in the same way (StartFailed): rank 0 failed in load_model: no such file",
-            2,
+        *(
+            (
+                kind("rank 0 failed in load_model: no file"),
+                f"it failed twice in Starting in the same way ({kind.__name__}): rank 0 failed in load_model: no file",
+                2,
+                StartFailed,
+            )
+            for kind in (StartFailed, OutOfMemory, WorkerFailed, WorkerLost, WorkerHung)
         ),
-        (NoWayBack("nobody has the weights"), "nobody has the weights", 1),
-        (KeyError("mine"), "KeyError: 'mine'", 1),
+        (NoWayBack("nobody has the weights"), "nobody has the weights", 1, WorkerLost),
+        (KeyError("mine"), "KeyError: 'mine'", 1, WorkerLost),
     ],
 )
-def test_workers_that_cannot_be_started_again(error: Exception, said: str, starts: int) -> None:  # R4
+def test_workers_that_cannot_be_started_again(
+    error: Exception, said: str, starts: int, end: type[EnginebayError]
+) -> None:  # R4
+    """What fails in the same way start after start fails as a first start does: exit code 3."""
     engine = Mortal(rules=RestartRules())
     deadly(engine, answered, {2})
 
@@ -175,8 +191,10 @@ def test_workers_that_cannot_be_started_again(error: Exception, said: str, start
         raise error
 
     engine.in_respawn = fails
-    with pytest.raises(WorkerLost) as caught:
+    with pytest.raises(EnginebayError) as caught:
         engine.run()
+    assert (type(caught.value), type(engine.core.death())) == (end, end)
+    assert caught.value.exit_code == (3 if end is StartFailed else 4)
     message = str(caught.value)
     assert message.startswith("the engine stopped: rank 0: it ended before it answered; ")
     assert message.endswith(f"; the workers could not be started again: {said}")

@@ -13,12 +13,12 @@ import pytest
 
 from enginebay.engine.recovery import NoWayBack
 from enginebay.engine.remains import findings_of, with_process
-from enginebay.engine.roster import RECLAIMED, Roster, slots_of
 from enginebay.engine.supervision import Supervision
-from enginebay.messages import Incarnation, Phase, WorkerInfo, WorldPlan
+from enginebay.messages import Incarnation, WorkerInfo
 from enginebay.runfolder import LazyRunFolder
 from enginebay.status.reclaim import Reclaim
 from support.clock import FakeClock, fake_runtime
+from support.reclaiming import Stopped
 
 MARK = f"ENGINEBAY_TEST=remains-{os.getpid()}"
 
@@ -82,31 +82,16 @@ def test_the_manifest_is_looked_through(
     assert folder.remains() == ()
 
 
-class Held:
-    """A roster whose worker's things are free at ``free_at``, on a clock that waits as it is told to."""
+class Held(Stopped):
+    """A worker whose things are free at ``free_at``, on a clock that waits as it is told to."""
 
     def __init__(self, free_at: float) -> None:
-        self.clock = FakeClock()
-        runtime = fake_runtime(self.clock)
+        self.clock = clock = FakeClock()
+        runtime = fake_runtime(clock)
         self.supervision = Supervision(runtime, {})
-        self.roster = Roster(
-            self.supervision,
-            slots_of(WorldPlan(), "cpu"),
-            runtime.entropy,
-            lambda: ("segment s",) if self.clock.time < free_at else (),
+        super().__init__(
+            runtime, self.supervision, "cpu", remains=lambda: ("segment s",) if clock.time < free_at else ()
         )
-        self.roster.renew(0)
-        self.roster.enter(Phase.READY)
-        self.roster.stop(self, self.clock.time)  # type: ignore[arg-type]  # all that is asked of it is to stop
-
-    def stop(self, deadline: float) -> None:
-        pass
-
-    def said(self) -> tuple[str, str, str]:
-        (status,) = self.roster.statuses()
-        condition = status.condition(RECLAIMED)
-        assert condition is not None
-        return status.phase, condition.truth, f"{condition.reason}: {condition.message}"
 
 
 def test_it_is_waited_for_until_nothing_is_left() -> None:  # T14, T15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
@@ -68,3 +69,43 @@ def test_a_death_after_a_late_report_is_seen_at_once() -> None:
         watch.wait(runtime, Future(), runtime.clock.now() + 60)
     thread.join()
     assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("answered", ["with the death", "after it", "before it"])
+def test_of_an_only_worker_the_answer_is_heard_in_every_order(answered: str) -> None:
+    """What stands for its answer says where it ended: it is that, and not the mere death, that is told."""
+    runtime, watch = system_runtime(seed=1), WorkerWatch()
+    watch.expect(("a",))
+    answer: Future[Replies] = Future()
+    replies = Replies(generation=0, call_id=1, replies=())
+    seen = threading.Event()
+
+    def happen() -> None:
+        if answered == "before it":
+            answer.set_result(replies)
+        watch.exited(exit_of("a"))
+        if answered == "after it":
+            seen.wait(30)
+        if not answer.done():
+            answer.set_result(replies)
+
+    def heard(lost: Callable[[], None] = watch.raise_if_lost) -> None:
+        try:
+            lost()
+        finally:
+            if watch._exits:
+                seen.set()
+
+    watch.raise_if_lost = heard  # type: ignore[method-assign]  # the waiter has seen the death before the answer
+    thread = threading.Thread(target=happen)
+    thread.start()
+    assert watch.wait(runtime, answer, runtime.clock.now() + 30) is replies
+    thread.join()
+
+
+def test_of_an_only_worker_that_nobody_answers_for_the_death_is_told() -> None:
+    runtime, watch = system_runtime(seed=1), WorkerWatch()
+    watch.expect(("a",))
+    watch.exited(exit_of("a"))
+    with pytest.raises(WorkerLost, match=r"^rank 0: the worker ended$"):
+        watch.wait(runtime, Future(), runtime.clock.now() + 30)

@@ -100,22 +100,28 @@ def test_stages_behind_the_one_it_died_in_were_not_entered() -> None:  # T11
 
 def test_a_group_is_ready_when_all_ranks_are_in_one_generation() -> None:  # T12
     stand = Stand()
-    for rank in range(4):
-        phase = READY if rank < 3 else Phase.LOADING
-        stand.book.set(status(phase, inc=f"a{rank}", slot=Slot(group=0, rank=rank)))
-    seen = [group_status(0, 4, [one.status for one in stand.book.entries()])]
+    slots = [Slot(group=0, rank=rank) for rank in range(4)]
+
+    def waits_for() -> list[tuple[int, str]]:
+        others = [status(READY, inc="z", slot=Slot(group=1, rank=0))]
+        found = group_status(slots, [*others, *(one.status for one in stand.book.entries())])
+        assert found.ready is (found.waiting_for == ()) is (found.words == "")
+        return [(slot.rank, "none" if held is None else str(held.phase)) for slot, held in found.waiting_for]
+
+    assert waits_for() == [(rank, "none") for rank in range(4)]
+    for slot in slots[:3]:
+        stand.book.set(status(READY, inc=f"a{slot.rank}", slot=slot))
+    assert waits_for() == [(3, "none")]
+    stand.book.set(status(Phase.LOADING, inc="a3", slot=slots[3]))
+    assert waits_for() == [(3, "Loading")]
     stand.book.advance("a3", READY)
-    seen.append(group_status(0, 4, [one.status for one in stand.book.entries()]))
+    assert waits_for() == []
+    stand.book.advance("a2", Phase.DEGRADED)
+    assert waits_for() == []  # it is late, and computes
     stand.book.terminate("a1", signal=9)
-    seen.append(group_status(0, 4, [one.status for one in stand.book.entries()]))
-    stand.book.set(status(READY, inc="b1", slot=Slot(group=0, rank=1)))
-    seen.append(group_status(0, 4, [one.status for one in stand.book.entries()]))
-    assert [(one.ready, one.waiting_for) for one in seen] == [
-        (False, (3,)),
-        (True, ()),
-        (False, (1,)),
-        (False, (0, 2, 3)),  # the others are of the generation before
-    ]
+    assert waits_for() == [(1, "Reclaiming")]
+    stand.book.set(status(READY, inc="b1", slot=slots[1]))
+    assert waits_for() == [(0, "Ready"), (2, "Degraded"), (3, "Ready")], "they are of the generation before"
 
 
 def test_what_is_said_of_an_unknown_incarnation_is_ignored() -> None:  # T13

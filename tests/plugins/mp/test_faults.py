@@ -119,6 +119,25 @@ def test_a_wedged_worker_is_killed_by_the_deadline(drive: Drive) -> None:  # X13
     assert mp(driver).health() == ExecutorHealth(alive=False, detail="stopped")
 
 
+@pytest.mark.parametrize("ends", ["killed", "stopped and killed"])
+def test_how_an_only_worker_ended_is_told_before_its_calls_fail(drive: Drive, ends: str) -> None:
+    """Whoever is woken by a call that fails asks at once how the worker ended: by that, failures of one kind are known
+    again."""
+    driver = drive(1)
+    driver.ready()
+    told_before: list[list[int | None]] = []
+    futures = [held(driver, b"hold") for _ in range(2)]
+    for future in futures:
+        future.add_done_callback(lambda _: told_before.append([one.signal for one in driver.exits]))
+    if ends == "stopped and killed":
+        os.kill(pids(driver)[0], signal.SIGSTOP)
+    os.kill(pids(driver)[0], signal.SIGKILL)
+    for future in futures:
+        with pytest.raises(WorkerLost, match=r"was killed \(signal 9, SIGKILL\) in execute_model"):
+            driver.results(future)
+    assert told_before == [[signal.SIGKILL], [signal.SIGKILL]]
+
+
 def test_what_a_worker_has_started_ends_with_it(drive: Drive) -> None:  # X12
     for ends in ("killed", "stopped"):
         driver = drive(1)

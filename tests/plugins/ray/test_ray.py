@@ -281,3 +281,42 @@ def test_a_process_that_forgets_its_engine_or_disconnects_ray_under_it(
         assert init.attributes["process.pid"] != launch.resource["process.pid"]
         phases = {span.name for span in spans if span.parent_id == init.span_id}
         assert phases >= {"worker.init_device", "worker.load_model", "worker.profile", "worker.warm_up"}
+
+
+KILLED = """
+import json, os, signal, sys
+from enginebay import LLM
+
+llm = LLM(json.loads(sys.argv[1]))
+pids = [worker.incarnation.pid for worker in llm.health().workers]
+for pid in pids:
+    os.kill(pid, signal.SIGKILL)
+print(json.dumps(pids), flush=True)
+os._exit(0)
+"""
+
+
+def test_workers_that_are_killed_have_told_of_their_start(fake: Installed, tmp_path: Path) -> None:  # O1
+    """The spans of every rank's start are out before the engine stands, and not only at a good end."""
+    wait_until_all_is_free()
+    trace = tmp_path / "trace.jsonl"
+    config = {
+        **fake.config(),
+        "executor": {"use": "ray", "options": OPTIONS},
+        "parallel": {"tensor_parallel_size": 2},
+        "telemetry": {"file": str(trace)},
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED, json.dumps(config)],
+        env=fake.environ(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    wait_until_all_is_free()
+    inits = {span.attributes["enginebay.rank"]: span for span in read_spans(trace) if span.name == "worker.init"}
+    assert sorted(inits) == [0, 1]
+    assert [inits[rank].attributes["process.pid"] for rank in (0, 1)] == json.loads(done.stdout)
+    assert len({span.trace_id for span in inits.values()}) == 1

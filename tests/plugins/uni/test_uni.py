@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.errors import CapabilityError, EngineDead, StartFailed, WorkerLost
+from enginebay.errors import CapabilityError, EngineDead, StartFailed, WorkerHung, WorkerLost
 from enginebay.interfaces import Kind, StartSpec
 from enginebay.messages import Envelope, RankPlace, Replies, WorldPlan
 from enginebay.plugins import PluginHost
@@ -113,7 +113,7 @@ def test_a_wedged_worker_is_reported_and_not_started_beside(
         driver.results(held)
     assert uni(driver).health().detail == said
     driver.generation += 1
-    with pytest.raises(StartFailed) as caught:
+    with pytest.raises(WorkerHung) as caught:
         driver.start()
     assert str(caught.value) == f"{said}, so executor 'uni' cannot start generation 1 beside it: end this process"
     driver.gate.touch()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from enginebay.engine.admission.admit import Ask
 from enginebay.engine.death import OrDie
@@ -42,6 +42,10 @@ from enginebay.messages import ControlDone, EngineRequest, Scale, Swap
 __all__ = ["Exchange"]
 
 _log = logging.getLogger(__name__)
+
+_GOES_ON: Final = "; what was in force before goes on"
+_THE_END: Final = ". The engine stops"
+"""What the error of a policy says that runs."""
 
 E = TypeVar("E", bound=EnginebayError)
 
@@ -75,7 +79,8 @@ class Exchange:
             raise self._fixed()
         before = dict(self._parts.in_force)
         with self._changing(name):
-            plan = rebuild.wanted(command)
+            with _not_in_force():
+                plan = rebuild.wanted(command)
             if rebuild.is_in_force(plan):
                 return ControlDone()
             features = plan.runner.plugin.capabilities.features
@@ -109,8 +114,13 @@ class Exchange:
     def _other_scheduler(self, name: str, rebuild: Rebuild, plan: Plan) -> None:
         """No worker is touched: what they hold of an older generation they drop."""
         self._settle(name)
-        others = rebuild.with_scheduler(plan, self._parts)
-        self._flip(others, self._filled(others))
+        try:
+            with _not_in_force():
+                others = rebuild.with_scheduler(plan, self._parts)
+                scheduler = self._rebirth.filled(others)
+        except CapabilityError as error:
+            raise _said(error, f"{error}{_GOES_ON}") from error
+        self._flip(others, scheduler)
 
     def _other_workers(self, name: str, rebuild: Rebuild, plan: Plan, *, exclusive: bool) -> None:
         """Beside the old ones where there is room; else these go first, and come again when the new ones fail."""
@@ -122,12 +132,13 @@ class Exchange:
             with self._or_die:
                 rebuild.retire()
         try:
-            with ExitStack() as serving:
+            with ExitStack() as serving, _not_in_force():
                 others = rebuild.with_workers(plan, self._parts, generation, partial(self._begun, serving))
             try:  # requests may have come meanwhile
                 check_served(self._live(), others.limits)
                 check_sizes(self._live(), others.limits, longest=self._parts.max_model_len)
-                scheduler = self._filled(others)
+                with _not_in_force():
+                    scheduler = self._rebirth.filled(others)
                 if not why:
                     self._check_old(name)
             except BaseException:
@@ -138,12 +149,12 @@ class Exchange:
             if why:
                 self._bring_back(generation)
             if isinstance(error, WorkerLost):
-                raise StartFailed(f"{error}; what was in force before goes on") from error
-            if is_interrupt(error) or isinstance(error, EngineBusy):
+                raise StartFailed(f"{error}{_GOES_ON}") from error
+            if is_interrupt(error) or isinstance(error, (EngineBusy, EngineDead)):
                 raise
             if not isinstance(error, EnginebayError):
-                raise StartFailed(f"{in_words(error)}; what was in force before goes on") from error
-            raise _said(error, f"{error}; what was in force before goes on") from error
+                raise StartFailed(f"{in_words(error)}{_GOES_ON}") from error
+            raise _said(error, f"{error}{_GOES_ON}") from error
         self._flip(others, scheduler)
         self._workers_end.newcomer = None
         self._has_other_limits = True
@@ -184,12 +195,6 @@ class Exchange:
         self._parts.generation.current = generation
         with self._or_die:
             self._rebirth.restart()
-
-    def _filled(self, others: CoreParts) -> GuardedScheduler:
-        try:
-            return self._rebirth.filled(others)
-        except PolicyFailed as error:  # it would have been the engine's end: the one that runs is not at fault
-            raise CapabilityError(f"{error}") from error
 
     def _flip(self, others: CoreParts, scheduler: GuardedScheduler) -> None:
         with self._or_die:
@@ -247,6 +252,17 @@ class Exchange:
     @staticmethod
     def _retry(name: str, error: EnginebayError) -> EngineBusy:
         return EngineBusy(f"{name} was given up, because workers were lost meanwhile ({error}): ask again")
+
+
+@contextmanager
+def _not_in_force() -> Iterator[None]:
+    """The block asks a scheduler that may come: its failure would be the engine's end, and the one that runs is not at
+    fault."""
+    try:
+        yield
+    except PolicyFailed as error:
+        fault, end, _ = str(error).partition(_THE_END)
+        raise CapabilityError(f"{fault}: correct it, or name another scheduler" if end else fault) from error
 
 
 def _can_lend(lender: Lender) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Final
 
 from enginebay import tracing
 from enginebay.engine.parts import CoreParts, Observers
@@ -15,13 +16,15 @@ from enginebay.engine.startup.standing import Standing, make_ready
 from enginebay.engine.supervision import Supervision
 from enginebay.engine.swap.room import no_room
 from enginebay.engine.swap.wanted import needs_workers, wanted
-from enginebay.errors import CapabilityError
+from enginebay.errors import CapabilityError, EngineDead
 from enginebay.messages import Scale, Swap
 from enginebay.plugins import PluginHost
 from enginebay.text import Tokenizer
 from enginebay.transport.memory import available_bytes
 
 __all__ = ["Frame", "Rebuild"]
+
+_HURRY_SECONDS: Final = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,7 @@ class Rebuild:
         except BaseException as error:
             ground.roster.failed(error)
             try:
-                self._stop(ground)
+                self._stop(ground, in_a_hurry=isinstance(error, EngineDead))
             finally:
                 ground.release()
             raise
@@ -133,8 +136,12 @@ class Rebuild:
         """Give back what was taken for the workers of now, which have ended for good."""
         self._ground.release()
 
-    def _stop(self, ground: Ground) -> None:
-        ground.roster.stop(ground.executor, ground.runtime.clock.now() + ground.plan.config.deadlines.stop)
+    def _stop(self, ground: Ground, *, in_a_hurry: bool = False) -> None:
+        """``in_a_hurry``: the engine ends, and they have done nothing yet that they could end well."""
+        seconds = ground.plan.config.deadlines.stop
+        if in_a_hurry:
+            seconds = min(seconds, _HURRY_SECONDS)
+        ground.roster.stop(ground.executor, ground.runtime.clock.now() + seconds)
 
     def _parts(self, ground: Ground, standing: Standing, before: CoreParts) -> CoreParts:
         parts = core_parts(

@@ -7,7 +7,7 @@ what this engine's slots hold is asked for one by one.
 from __future__ import annotations
 
 import os
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from typing import Annotated, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -18,6 +18,7 @@ from enginebay.errors import in_words, one_line
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import Options, StatusConflict, StatusSink, StatusSinkContext, StatusSinkPlugin, Stored
 from enginebay.messages import Slot, StatusRecord
+from enginebay.status.sinks._bounded import Deadline, bounded_connection
 
 __all__ = ["MAX_BODY", "HttpSink", "HttpSinkOptions", "enginebay_register_status_sinks"]
 
@@ -31,7 +32,13 @@ class HttpSinkOptions(Options):
 
     url: Annotated[str, Field(description="http:// or https://, above the slots: the records stand at URL/SLOT.")]
     timeout: Annotated[
-        float, Field(gt=0, le=60, allow_inf_nan=False, description="Seconds to connect, and for each send and receive.")
+        float,
+        Field(
+            gt=0,
+            le=60,
+            allow_inf_nan=False,
+            description="Seconds that a call may take in all, whatever the server does.",
+        ),
     ] = 2.0
     authorization_env: Annotated[
         str | None,
@@ -84,7 +91,10 @@ class HttpSink(StatusSink[HttpSinkOptions]):
 
     def read(self, slot: Slot) -> Stored | None:
         """See ``StatusSink``."""
-        answer = self._ask("GET", slot)
+        return self._read(slot, self._deadline())
+
+    def _read(self, slot: Slot, deadline: Deadline) -> Stored | None:
+        answer = self._ask(deadline, "GET", slot)
         if answer.status == 404:
             return None
         if answer.status != 200:
@@ -99,28 +109,29 @@ class HttpSink(StatusSink[HttpSinkOptions]):
 
     def write(self, record: StatusRecord, seen: str) -> str:
         """See ``StatusSink``."""
-        slot = record.status.slot
+        slot, deadline = record.status.slot, self._deadline()
         condition = {"If-Match": seen} if seen else {"If-None-Match": "*"}
-        answer = self._ask("PUT", slot, msgspec.json.encode(record), condition)
+        answer = self._ask(deadline, "PUT", slot, msgspec.json.encode(record), condition)
         if answer.status == 412 or (answer.status == 404 and seen):  # some say of what is gone that it is not there
-            raise StatusConflict(self.read(slot))
+            raise StatusConflict(self._read(slot, deadline))
         if answer.status not in (200, 201, 204):
             raise self._refused("PUT", slot, answer)
         self._slots.add(slot)
         if answer.tag:
             return answer.tag
-        held = self.read(slot)
+        held = self._read(slot, deadline)
         if held is None or held.record != record:
             raise StatusConflict(held)
         return held.tag
 
     def remove(self, slot: Slot, incarnation_id: str) -> None:
         """See ``StatusSink``."""
+        deadline = self._deadline()
         for _ in range(_TRIES):
-            held = self.read(slot)
+            held = self._read(slot, deadline)
             if held is None or held.record.status.incarnation.id != incarnation_id:
                 return
-            answer = self._ask("DELETE", slot, headers={"If-Match": held.tag})
+            answer = self._ask(deadline, "DELETE", slot, headers={"If-Match": held.tag})
             if answer.status in (200, 202, 204, 404):
                 return
             if answer.status != 412:
@@ -131,19 +142,27 @@ class HttpSink(StatusSink[HttpSinkOptions]):
         """See ``StatusSink``."""
         return [held for slot in sorted(self._slots) if (held := self.read(slot)) is not None]
 
+    def _deadline(self) -> Deadline:
+        """Of one call, whatever is asked of the server for it."""
+        return Deadline(self.context.options.timeout)
+
     def _ask(
-        self, method: str, slot: Slot, body: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        deadline: Deadline,
+        method: str,
+        slot: Slot,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
     ) -> _Answer:
-        address, options = self._address(slot), self.context.options
+        address = self._address(slot)
         target = urlsplit(address)
-        kind = HTTPSConnection if target.scheme == "https" else HTTPConnection
-        connection = kind(target.hostname or "", target.port, timeout=options.timeout)
+        connection = bounded_connection(target.hostname or "", target.port, target.scheme == "https", deadline)
         every = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
         every |= self._authorization() | (headers or {})
         try:
             connection.request(method, target.path, body, every)
-            response = connection.getresponse()
-            content = response.read(MAX_BODY + 1)
+            with connection.getresponse() as response:
+                content = response.read(MAX_BODY + 1)
         except (OSError, HTTPException) as error:
             raise OSError(f"{method} {address}: {in_words(error)}") from error
         finally:

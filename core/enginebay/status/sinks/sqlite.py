@@ -6,11 +6,12 @@ the history as gone when the next one opens the file: of how its workers stood n
 
 from __future__ import annotations
 
+import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import Field, field_validator
@@ -18,13 +19,25 @@ from pydantic import Field, field_validator
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import Options, StatusConflict, StatusSink, StatusSinkContext, StatusSinkPlugin, Stored
 from enginebay.messages import Slot, StatusRecord
+from enginebay.status.sinks._history import HistoryRow, read_history
 from enginebay.status.sinks._processes import Owner, is_gone, this_process
-from enginebay.status.sinks._schema import connect
+from enginebay.status.sinks._schema import Mark, connect, is_damage, mark_of, may_go_on
 from enginebay.status.statehome import state_home
 
-__all__ = ["HistoryRow", "SqliteSink", "SqliteSinkOptions", "enginebay_register_status_sinks", "read_history"]
+__all__ = [
+    "HistoryRow",
+    "SqliteSink",
+    "SqliteSinkOptions",
+    "enginebay_register_status_sinks",
+    "is_damage",
+    "read_history",
+]
 
+_LOG = logging.getLogger(__name__)
 _GONE: Final = "Gone"
+_BEGUN: Final = "Begun"
+
+T = TypeVar("T")
 
 
 class SqliteSinkOptions(Options):
@@ -50,19 +63,12 @@ class SqliteSinkOptions(Options):
         return self.path or state_home() / "status.sqlite3"
 
 
-class HistoryRow(NamedTuple):
-    """One change of one worker. ``wall``: when it was written, in seconds of the day's clock."""
+class _Row(NamedTuple):
+    """What a slot holds, as it stands in its table."""
 
-    wall: float
-    engine: str
-    slot: str
     incarnation: str
-    version: int
-    phase: str
-    reason: str
-    message: str
-    exit_code: int | None
-    signal: int | None
+    tag: int
+    record: bytes
 
 
 @hookimpl
@@ -79,86 +85,144 @@ def enginebay_register_status_sinks() -> list[StatusSinkPlugin[SqliteSinkOptions
 
 
 class SqliteSink(StatusSink[SqliteSinkOptions]):
-    """See the module. The file is opened by the thread that writes to it, at its first call."""
+    """See the module. The file is opened by the thread that writes to it, at its first call.
+
+    When it is gone, another's or damaged later, a new one is begun, with all that this engine's slots hold.
+    """
 
     def __init__(self, context: StatusSinkContext[SqliteSinkOptions]) -> None:
         super().__init__(context)
         self._connection: sqlite3.Connection | None = None
+        self._mark: Mark | None = None
+        self._strange = False
+        """Whether somebody else has written since it was opened, perhaps nonsense."""
+        self._held: dict[Slot, _Row] = {}
+        """What this engine has written: with the file, it is not lost."""
 
     def read(self, slot: Slot) -> Stored | None:
         """See ``StatusSink``."""
-        with self._begun() as connection:
-            return _held(connection, self.context.engine, slot)
+        return self._do(lambda connection: _held(connection, self.context.engine, slot), look=True)
 
     def write(self, record: StatusRecord, seen: str) -> str:
         """See ``StatusSink``."""
         slot, inc = record.status.slot, record.status.incarnation.id
-        with self._begun() as connection:
+
+        def put(connection: sqlite3.Connection) -> _Row:
             held = _held(connection, self.context.engine, slot)
             if (held.tag if held else "") != seen:
                 raise StatusConflict(held)
-            tag = int(held.tag) + 1 if held else 1
-            connection.execute(
-                "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)",
-                (self.context.engine, slot.name, inc, tag, msgspec.json.encode(record)),
-            )
+            row = _Row(inc, int(held.tag) + 1 if held else 1, msgspec.json.encode(record))
+            self._put(connection, slot, row)
             self._note(connection, self.context.engine, record, str(record.status.phase), record.status.reason)
-        return str(tag)
+            return row
+
+        self._held[slot] = row = self._do(put)
+        return str(row.tag)
 
     def remove(self, slot: Slot, incarnation_id: str) -> None:
         """See ``StatusSink``."""
-        with self._begun() as connection:
-            connection.execute(
+        self._do(
+            lambda connection: connection.execute(
                 "DELETE FROM slots WHERE engine = ? AND slot = ? AND incarnation = ?",
                 (self.context.engine, slot.name, incarnation_id),
             )
+        )
+        if slot in self._held and self._held[slot].incarnation == incarnation_id:
+            del self._held[slot]
 
     def records(self) -> list[Stored]:
         """See ``StatusSink``."""
-        with self._begun() as connection:
-            rows = connection.execute(
-                "SELECT tag, record FROM slots WHERE engine = ? ORDER BY slot", (self.context.engine,)
-            )
-            return [_stored(*row) for row in rows]
+        statement = "SELECT tag, record FROM slots WHERE engine = ? ORDER BY slot"
+        return self._do(
+            lambda connection: [_stored(*row) for row in connection.execute(statement, (self.context.engine,))],
+            look=True,
+        )
 
     def close(self) -> None:
         """What this engine's slots hold stays in the history alone."""
-        if self._connection is None:
+        if self._connection is None and not self._held:
             return
         try:
-            with self._begun() as connection:
-                self._leave(connection, self.context.engine, gone=False)
+            self._do(lambda connection: self._leave(connection, self.context.engine, gone=False))
         finally:
-            self._connection.close()
-            self._connection = None
+            self._held.clear()
+            self._shut()
 
-    @contextmanager
-    def _begun(self) -> Iterator[sqlite3.Connection]:
-        """A transaction; all of it or nothing."""
+    def _do(self, work: Callable[[sqlite3.Connection], T], *, look: bool = False) -> T:
+        """In one transaction: all of it or nothing. ``look``: and see whether what others have written is sound."""
+        present = mark_of(self.context.options.file)
+        if self._mark is not None and (present is None or present.file != self._mark.file):
+            _LOG.warning(
+                "%s was deleted or replaced while this engine writes to it: all present statuses are written again. "
+                "If that was not on purpose, find out what does it; [status.sqlite] path names another file",
+                self.context.options.file,
+            )
+            self._shut()
+        self._strange |= self._mark is not None and present != self._mark
+        if look and self._strange:
+            self._shut()  # opening it looks through it
+        try:
+            return self._once(work)
+        except sqlite3.DatabaseError as error:
+            if may_go_on(error):
+                raise
+            self._shut()
+            if not is_damage(error):
+                raise
+        return self._once(work)
+
+    def _once(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._connection is None:
             self._connection = self._open()
         with _transaction(self._connection):
-            yield self._connection
+            done = work(self._connection)
+        self._mark = mark_of(self.context.options.file)
+        return done
+
+    def _shut(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._mark, self._strange = None, None, False
 
     def _open(self) -> sqlite3.Connection:
-        connection = connect(self.context.options.file, wall=self.context.wall())
+        connection, aside = connect(self.context.options.file, wall=self.context.wall())
         try:
             with _transaction(connection):
                 self._enter(connection)
+                self._restore(connection, aside)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _restore(self, connection: sqlite3.Connection, aside: str) -> None:
+        """What this file should hold and does not. ``aside``: the name that a damaged one has now."""
+        if aside:
+            message = f"the file before was damaged, and lies in {aside}"
+            wall, engine = self.context.wall(), self.context.engine
+            self._add(connection, HistoryRow(wall, engine, "-", "", 0, _BEGUN, "FileDamaged", message, None, None))
+        for slot, row in self._held.items():
+            if _held(connection, self.context.engine, slot) is None:
+                record = msgspec.json.decode(row.record, type=StatusRecord)
+                self._put(connection, slot, row)
+                self._note(connection, self.context.engine, record, str(record.status.phase), record.status.reason)
+
+    def _put(self, connection: sqlite3.Connection, slot: Slot, row: _Row) -> None:
+        connection.execute(
+            "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)", (self.context.engine, slot.name, *row)
+        )
 
     def _enter(self, connection: sqlite3.Connection) -> None:
         """Say whose slots these are, and clean up behind those that cannot any more."""
         for engine, *owner in connection.execute("SELECT engine, boot, namespace, pid, start_ticks FROM engines"):
             if is_gone(Owner(*owner)):
                 self._leave(connection, engine, gone=True)
-        connection.execute(
-            "INSERT OR REPLACE INTO engines VALUES (?, ?, ?, ?, ?, ?)",
-            (self.context.engine, self.context.wall(), *this_process()),
-        )
+        own, known = this_process(), "SELECT boot, namespace, pid, start_ticks FROM engines WHERE engine = ?"
+        if connection.execute(known, (self.context.engine,)).fetchone() != own:
+            connection.execute(
+                "INSERT OR REPLACE INTO engines VALUES (?, ?, ?, ?, ?, ?)",
+                (self.context.engine, self.context.wall(), *own),
+            )
 
     def _leave(self, connection: sqlite3.Connection, engine: str, *, gone: bool) -> None:
         """An engine's slots are nobody's any more. ``gone``: it did not say so itself."""
@@ -184,24 +248,14 @@ class SqliteSink(StatusSink[SqliteSinkOptions]):
             exit_code=status.exit_code,
             signal=status.signal,
         )
+        self._add(connection, row)
+
+    def _add(self, connection: sqlite3.Connection, row: HistoryRow) -> None:
         names, marks = ", ".join(HistoryRow._fields), ", ".join("?" * len(row))
         added = connection.execute(f"INSERT INTO history ({names}) VALUES ({marks})", row)  # noqa: S608  # our names
         connection.execute(
             "DELETE FROM history WHERE id <= ?", ((added.lastrowid or 0) - self.context.options.history,)
         )
-
-
-def read_history(path: Path, limit: int = 100) -> list[HistoryRow]:
-    """The last ``limit`` changes, oldest first; none where there is no file. Raises ``sqlite3.Error``."""
-    if not path.exists():
-        return []
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)
-    try:
-        names = ", ".join(HistoryRow._fields)
-        rows = connection.execute(f"SELECT {names} FROM history ORDER BY id DESC LIMIT ?", (limit,))  # noqa: S608  # ours
-        return [HistoryRow(*row) for row in rows][::-1]
-    finally:
-        connection.close()
 
 
 @contextmanager
@@ -220,7 +274,9 @@ def _held(connection: sqlite3.Connection, engine: str, slot: Slot) -> Stored | N
     row = connection.execute(
         "SELECT tag, record FROM slots WHERE engine = ? AND slot = ?", (engine, slot.name)
     ).fetchone()
-    return None if row is None else _stored(*row)
+    with suppress(msgspec.DecodeError):  # nothing that anybody could compare with: it is written anew
+        return None if row is None else _stored(*row)
+    return None
 
 
 def _stored(tag: int, record: bytes) -> Stored:

@@ -128,7 +128,7 @@ def test_a_scheduler_that_refuses_or_breaks_leaves_the_old_one() -> None:  # R9
         cache = engine.core.parts.cache._manager
         with pytest.raises(CapabilityError) as caught:
             engine.core.control(Swap(scheduler="new"))
-        assert str(caught.value) == text
+        assert str(caught.value) == f"{text}; what was in force before goes on"
         assert engine.core.parts.cache._manager is cache
         assert engine.core.parts.scheduler_name == "scheduler 'fake' 1.0"
         assert engine.core.death() is None

@@ -11,6 +11,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.engine.admission.admit import Ask, validate
 from enginebay.errors import CapabilityError, InvalidRequest, RequestTooLong
 from enginebay.messages import StructuredOutput, Swap
+from support.fake_dist import FakeSite
 from support.fake_engines import Installed
 from support.swaps import Driven
 
@@ -51,6 +52,41 @@ def test_a_wish_that_the_new_runner_does_not_serve(
     engine.run()
     with pytest.raises(InvalidRequest, match=f"runner 'plain' 1.0 does not serve {field}"):
         engine.add("c", **wish)
+
+
+POLICIES = {
+    "def key(self, request): raise ValueError('x')": "key() raised ValueError: x",
+    "def key(self, request): return 3": "key() returned 3 for request 'a': a tuple is expected",
+    "window = 4\n    def group(self, request): return 'a'": "it has a window of 4 and groups",
+}
+
+
+@pytest.mark.parametrize("workers", ["the same workers", "other workers", "other workers, exclusive"])
+@pytest.mark.parametrize(("body", "said"), POLICIES.items())
+def test_a_policy_that_fails_before_it_rules_ends_nothing_and_says_so(
+    make: Make, site: FakeSite, body: str, said: str, workers: str
+) -> None:
+    """Its error is that of one that runs, with whose failure the engine ends: this engine goes on."""
+    site.plugin(
+        "schedulers",
+        "bad",
+        f"class Bad(Policy):\n    def key(self, request): return ()\n    {body}\n\n"
+        "@hookimpl\ndef enginebay_register_schedulers():\n    return [SchedulerPlugin(name='bad', factory=Bad)]\n",
+    )
+    engine = make("cache.memory_bytes=262144", "recovery.max_restarts=0")
+    for name in ("a", "b"):
+        engine.add(name)
+    engine.step()
+    runner = "" if workers == "the same workers" else "plain"
+    with pytest.raises(CapabilityError) as caught:
+        engine.do(Swap(scheduler="bad", runner=runner, exclusive="exclusive" in workers))
+    text = str(caught.value)
+    assert text.startswith(f"policy bad_pkg_plugin.Bad: {said}")
+    assert ": correct it, or name another scheduler" in text
+    assert "stops" not in text
+    assert engine.core.death() is None
+    engine.run()
+    assert [len(engine.tokens[f"{one}/0"]) for one in ("a", "b")] == [40, 40]
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
