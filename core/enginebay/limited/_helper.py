@@ -37,6 +37,7 @@ class Helper:
         self._module, self._memory, self._seconds, self._max_reply = module, memory, seconds, max_reply
         self._lock = threading.Lock()
         self._held = _Held()
+        self._shut = False
         self._finalizer = weakref.finalize(self, self._held.end)
         _ALL.add(self)
 
@@ -49,6 +50,8 @@ class Helper:
         """What the child answers. Raises ``OverLimit``, and ``HelperFailed`` when the child is lost otherwise."""
         frame = pack(request)
         with self._lock:
+            if self._shut:
+                raise HelperFailed("could not be started: it was shut")
             if self._held.child is not None and self._held.child.popen.poll() is not None:
                 self._held.end()  # it died while nobody asked
             child = self._held.child or self._start()
@@ -74,11 +77,16 @@ class Helper:
             raise OverLimit(f"needs more than the {self._memory >> 20} MiB that it may take")
         return answer
 
-    def kill(self) -> None:
-        """Kill the child, from any thread: a call that is under way fails at once."""
-        child = self._held.child
-        if child is not None:
+    def shut(self) -> None:
+        """Kill the child for good, from any thread: a call that is under way fails at once, as each later one does."""
+        self._shut = True  # before the look: whoever starts a child looks after it, so that one of both sees the other
+        if (child := self._held.child) is not None:
             child.popen.kill()
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether no child will ever be started again."""
+        return self._shut
 
     def close(self) -> None:
         """End the child; a later call starts another one."""
@@ -91,6 +99,8 @@ class Helper:
             child = self._held.child = Child([sys.executable, "-P", "-m", self._module, json.dumps(asked)])
         except OSError as error:
             raise HelperFailed(f"could not be started: {error.strerror}") from error
+        if self._shut:  # meanwhile
+            child.popen.kill()
         try:
             child.receive(time.monotonic() + _START_SECONDS, self._max_reply)
         except (TimeoutError, TooLong, Ended):

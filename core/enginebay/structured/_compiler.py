@@ -1,4 +1,4 @@
-"""Compiles grammars in a thread beside the engine's: first in a child process that may die of one, then here.
+"""Compiles grammars in threads beside the engine's: first in a child process that may die of one, then here.
 
 The child has limits on time, memory and stack; the library has some of its own on size and work. What compiled there
 compiles here in the same time, with the interpreter's lock given back.
@@ -6,24 +6,29 @@ compiles here in the same time, with the interpreter's lock given back.
 Decision: it compiles here once for each request, and in the child once. The library's copies of a state share its
 lexer, and so the limit on the lexer's states: what one answer used up would end every other one of the same shape. A
 violating change hands out copies of one state.
+
+Decision: three lines. What is known is compiled in one of its own. What is new is tried for a short time; when that is
+over it is tried anew in the line of the slow, which has a child of its own. So a client whose shapes are slow holds up
+those of others by that short time each, and by a child's start. A violating change lets all wait for one another.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from enginebay.errors import one_line
-from enginebay.limited import Helper, HelperFailed, OverLimit
 from enginebay.messages import StructuredOutput
-from enginebay.runtime import Channel, Runtime, Thread
+from enginebay.runtime import Runtime
 from enginebay.structured._definitions import form_of
 from enginebay.structured._interfaces import GrammarFailed, GrammarState, GrammarUnavailable
+from enginebay.structured._line import Line
 from enginebay.structured._meter import Meter
+from enginebay.structured._trying import TooSlow, Trial, Unreadable
 
 if TYPE_CHECKING:
     from enginebay.structured._vocabulary import Vocabulary
@@ -33,15 +38,15 @@ __all__ = ["COMPILE_MEMORY", "COMPILE_SECONDS", "HelperCompiler"]
 COMPILE_SECONDS: Final = 10.0
 """For one grammar, in the child."""
 COMPILE_MEMORY: Final = 1 << 30
-"""Bytes that the child may take beside what it has at its start: its vocabulary, and one grammar at a time."""
+"""Bytes that a child may take beside what it has at its start: its vocabulary, and one grammar at a time."""
 
+_QUICK_SECONDS: Final = 0.5
+"""What a new shape may take before it goes to the slow ones: usual ones take some milliseconds."""
 _KEPT: Final = 128
 """Definitions, and failures, that are remembered."""
-_CALL_SECONDS: Final = 60.0
-_MAX_REPLY: Final = 16 << 20
-_LOOK_SECONDS: Final = 5.0
 _END_SECONDS: Final = 5.0
 _MAX_WHY: Final = 600
+_CLOSED: Final = "the engine is closed"
 _ADVICE: Final = {
     "json_schema": "change that part of the schema, or leave it out",
     "regex": "write it in the syntax of Rust's regex, and simpler where it is too large",
@@ -52,7 +57,7 @@ _ADVICE: Final = {
 
 
 class HelperCompiler:
-    """Compiles one grammar after the other. The thread and the child start with the first one.
+    """Compiles what it is asked to, in threads and children that start when there is something to do. Thread-safe.
 
     ``tokenizer`` returns a tokenizer.json's text, when it is needed; masks are ``vocab_size`` tokens wide.
     ``measured``: an answer whose masks take too long ends. An engine that must do as others do cannot have that.
@@ -66,154 +71,164 @@ class HelperCompiler:
         vocab_size: int,
         eos_token_ids: Collection[int],
         seconds: float = COMPILE_SECONDS,
+        quick_seconds: float = _QUICK_SECONDS,
         memory: int = COMPILE_MEMORY,
         kept: int = _KEPT,
         measured: bool = True,
     ) -> None:
-        self._runtime = runtime
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_token_ids = sorted(eos_token_ids)
-        self._seconds = seconds
-        self._helper = Helper("enginebay.structured._child", memory=memory, seconds=_CALL_SECONDS, max_reply=_MAX_REPLY)
-        self._jobs: deque[tuple[StructuredOutput, Future[GrammarState]]] = deque()
-        self._bell: Channel | None = None
-        self._thread: Thread | None = None
-        self._closed = False
-        self._vocabulary: Vocabulary | None = None
+        eos = sorted(eos_token_ids)
+        self._load = partial(_load, tokenizer, vocab_size, eos)
+        self._can_end = bool(eos)
+        self._known = Line(runtime, "grammars")
+        self._lanes = tuple(
+            _Lane(
+                Line(runtime, name),
+                Trial(tokenizer, vocab_size=vocab_size, eos_token_ids=eos, seconds=limit, memory=memory),
+            )
+            for name, limit in (("grammars-new", min(quick_seconds, seconds)), ("grammars-slow", seconds))
+        )
         self._kept = kept
         self._now = runtime.clock.thread_time if measured else None
-        self._tried: dict[StructuredOutput, str | GrammarFailed] = {}
+        self._closed = False
+        self._vocabulary: Vocabulary | None = None
+        self._vocabulary_lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows
+        self._waiting: dict[StructuredOutput, list[Future[GrammarState]]] = {}
+        """Those that are being tried, with who asked."""
+        self._tried: dict[StructuredOutput, _Definition | GrammarFailed] = {}
         """What each became in the child, in the order of their last use."""
 
     def compile(self, structured: StructuredOutput) -> Future[GrammarState]:
         """See ``GrammarCompiler``."""
         future: Future[GrammarState] = Future()
-        if not self._eos_token_ids:
+        if not self._can_end:
             future.set_exception(
                 GrammarFailed("structured needs a model with a token that ends an answer: leave it out")
             )
             return future
-        self._jobs.append((structured, future))
-        if self._closed:
-            self._fail_all()
-            return future
-        if self._bell is None:
-            self._bell, ear = self._runtime.transport.pair("grammars")
-            self._thread = self._runtime.spawner.thread("enginebay-grammars", lambda: self._run(ear))
-        self._bell.send(b"")
+        with self._lock:
+            found = self._tried.pop(structured, None)
+            if found is not None:
+                self._tried[structured] = found
+            elif structured in self._waiting:
+                self._waiting[structured].append(future)
+                return future
+            else:
+                self._waiting[structured] = [future]
+        if found is None:
+            self._lanes[0].line.put(partial(self._try, structured, 0))
+        elif isinstance(found, GrammarFailed):
+            self._fail([future], found)
+        else:
+            line = self._lanes[-1].line if found.slow else self._known
+            line.put(partial(self._build, structured, found, [future]))
         return future
 
     def close(self) -> None:
-        """See ``GrammarCompiler``: the child is killed, and the thread ends."""
+        """See ``GrammarCompiler``: the children are killed, and the threads end."""
         self._closed = True
-        if self._bell is not None and self._thread is not None:
-            self._bell.close()
-            self._helper.kill()
-            self._thread.join(_END_SECONDS)
-        self._fail_all()
+        for lane in self._lanes:
+            lane.trial.helper.shut()
+        for line in (*(lane.line for lane in self._lanes), self._known):
+            line.close(_END_SECONDS)
+        for lane in self._lanes:
+            lane.trial.helper.close()
+        with self._lock:
+            left, self._waiting = self._waiting, {}
+        for futures in left.values():
+            self._fail(futures, GrammarUnavailable(_CLOSED))
 
-    def _run(self, ear: Channel) -> None:
-        """The thread's body."""
-        while not self._closed:
-            try:
-                ear.receive(self._runtime.clock.now() + _LOOK_SECONDS)
-            except TimeoutError:
-                continue
-            while self._jobs and not self._closed:
-                self._work(*self._jobs.popleft())
-        self._helper.close()
-        self._fail_all()
-
-    def _work(self, structured: StructuredOutput, future: Future[GrammarState]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(self._compiled(structured))
-        except GrammarFailed as error:
-            future.set_exception(error)
-        except BaseException as error:  # pyo3's panic derives from BaseException
-            future.set_exception(GrammarUnavailable(_line(f"{type(error).__name__}: {error}")))
-
-    def _compiled(self, structured: StructuredOutput) -> GrammarState:
-        from enginebay.structured._llguidance import new_state
-        from enginebay.structured._vocabulary import load_vocabulary
-
-        definition = self._definition(structured)
-        if self._vocabulary is None:
-            self._vocabulary = load_vocabulary(self._tokenizer(), self._vocab_size, self._eos_token_ids)
-        try:
-            return new_state(self._vocabulary, definition, Meter(self._now))
-        except ValueError as error:
-            raise _named(form_of(structured)[0], GrammarFailed(str(error))) from None
-
-    def _definition(self, structured: StructuredOutput) -> str:
-        """What compiled in the child: now, or when it was asked for before. What failed there fails again, untried."""
-        found = self._tried.pop(structured, None)
-        if found is None:
-            try:
-                found = self._try(structured)
-            except GrammarUnavailable:
-                raise
-            except _Unreadable as error:
-                found = error
-            except GrammarFailed as error:
-                found = _named(form_of(structured)[0], error)
-        self._tried[structured] = found
-        if len(self._tried) > self._kept:
-            del self._tried[next(iter(self._tried))]
-        if isinstance(found, GrammarFailed):
-            raise GrammarFailed(str(found), param=found.param)  # each its own, since a traceback is added to it
-        return found
-
-    def _try(self, structured: StructuredOutput) -> str:
-        """The definition that compiled in the child."""
-        kind, value = form_of(structured)
-        request = {"kind": kind, "value": value, "seconds": self._seconds}
-        try:
-            found = self._call(request)
-        except OverLimit as error:
-            raise GrammarFailed(f"compiling it {error}") from None
-        except HelperFailed:  # perhaps something else ended it: once more
-            try:
-                found = self._call(request)
-            except HelperFailed as error:
-                raise GrammarFailed(f"compiling it {error}") from None
-        if found.get("late"):
-            self._helper.close()
-            raise GrammarFailed(f"compiling it took longer than {self._seconds:g} s and was stopped")
-        if "definition" not in found:
-            raise GrammarFailed(str(found.get("broken", "it does not compile")))
-        return str(found["definition"])
-
-    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._prepare_child()
-        return self._helper.call(request)
-
-    def _prepare_child(self) -> None:
-        """One that has just started has no vocabulary. What fails here is no grammar's fault."""
-        with suppress(HelperFailed):  # it died between two calls: the next one starts another
-            if not self._helper.call({}).get("empty"):
+    def _try(self, structured: StructuredOutput, number: int) -> None:
+        """Let a shape compile in a lane's child, and answer those who wait for it: in the lane's own thread."""
+        with self._lock:
+            waiting = self._waiting.get(structured, ())
+            if all(future.cancelled() for future in waiting):
+                self._waiting.pop(structured, None)
                 return
-        asked = {"vocab_size": self._vocab_size, "eos_token_ids": self._eos_token_ids}
+        is_last = number == len(self._lanes) - 1
+        found: _Definition | GrammarFailed
         try:
-            found = self._helper.call(asked | {"tokenizer": self._tokenizer()})
-        except HelperFailed as error:
-            raise GrammarUnavailable(_line(f"no grammar can be compiled: the helper {error}")) from None
-        if "broken" in found:
-            raise _Unreadable(
-                _line(f"structured does not work with the model's tokenizer: {found['broken']}; leave it out")
-            )
+            found = _Definition(self._lanes[number].trial.definition(structured), slow=is_last)
+        except TooSlow as error:
+            if not is_last:
+                self._lanes[number + 1].line.put(partial(self._try, structured, number + 1))
+                return
+            found = _named(form_of(structured)[0], error)
+        except (GrammarUnavailable, Unreadable) as error:
+            found = error
+        except GrammarFailed as error:
+            found = _named(form_of(structured)[0], error)
+        except BaseException as error:  # pyo3's panic derives from BaseException
+            found = _unavailable(error)
+        with self._lock:
+            futures = self._waiting.pop(structured, [])
+            if not isinstance(found, GrammarUnavailable):
+                self._tried[structured] = found
+                if len(self._tried) > self._kept:
+                    del self._tried[next(iter(self._tried))]
+        if isinstance(found, GrammarFailed):
+            self._fail(futures, found)
+        elif is_last:
+            self._build(structured, found, futures)
+        else:
+            self._known.put(partial(self._build, structured, found, futures))
 
-    def _fail_all(self) -> None:
-        while self._jobs:
-            _, future = self._jobs.popleft()
-            if future.set_running_or_notify_cancel():
-                future.set_exception(GrammarUnavailable("the engine is closed"))
+    def _build(
+        self, structured: StructuredOutput, definition: _Definition, futures: Collection[Future[GrammarState]]
+    ) -> None:
+        """Compile it here, for each who asked."""
+        from enginebay.structured._llguidance import new_state
+
+        for future in futures:
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                if self._closed:
+                    raise GrammarUnavailable(_CLOSED)
+                future.set_result(new_state(self._own_vocabulary(), definition.text, Meter(self._now)))
+            except GrammarUnavailable as error:
+                future.set_exception(error)
+            except ValueError as error:
+                future.set_exception(_named(form_of(structured)[0], GrammarFailed(str(error))))
+            except BaseException as error:  # pyo3's panic derives from BaseException
+                future.set_exception(_unavailable(error))
+
+    def _own_vocabulary(self) -> Vocabulary:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            return self._vocabulary
+
+    @staticmethod
+    def _fail(futures: Collection[Future[GrammarState]], error: GrammarFailed) -> None:
+        for future in futures:
+            if future.set_running_or_notify_cancel():  # each its own, since a traceback is added to it
+                kind = GrammarUnavailable if isinstance(error, GrammarUnavailable) else GrammarFailed
+                future.set_exception(kind(str(error), param=error.param))
 
 
-class _Unreadable(GrammarFailed):
-    """No grammar works with the model, whatever it is."""
+class _Definition(NamedTuple):
+    """What compiled in a child, and whether it took long there, as it then does here."""
+
+    text: str
+    slow: bool
+
+
+class _Lane(NamedTuple):
+    """A thread with a child."""
+
+    line: Line
+    trial: Trial
+
+
+def _load(tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+    from enginebay.structured._vocabulary import load_vocabulary
+
+    return load_vocabulary(tokenizer(), vocab_size, eos_token_ids)
+
+
+def _unavailable(error: BaseException) -> GrammarUnavailable:
+    return GrammarUnavailable(_line(f"{type(error).__name__}: {error}"))
 
 
 def _named(form: str, error: GrammarFailed) -> GrammarFailed:

@@ -24,7 +24,7 @@ _MANY_TIMES: Final = 1000
 _NAMED_TOKEN: Final = re.compile(r"<[^<>\s]*>")
 _QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?://|#)[^\n]*|/(?:[^/\\\n]|\\.)*/')
 """Strings, comments and regular expressions of a Lark grammar."""
-_INLINE_SCHEMA: Final = re.compile(r"%json\s*")
+_SCHEMA_OR_QUOTED: Final = re.compile(rf"(%json\s*)|{_QUOTED.pattern}")
 _TIMES: Final = re.compile(r"\{\s*(\d+)")
 _AT_LEAST: Final = re.compile(r'"min\w+"\s*:\s*(\d+)')
 
@@ -67,7 +67,7 @@ def definition_of(kind: str, value: Any) -> str:
         case "regex":
             return str(LLMatcher.grammar_from_regex(value))
         case "ebnf":
-            return _of_lark(_of_text(any_to_lark(value)))
+            return _of_lark(_of_text(any_to_lark(value) if "::=" in value else value))
         case "choice":
             return _of_lark("start: " + " | ".join(map(_literal, value)))
     return _of_tools(value)
@@ -107,18 +107,29 @@ def _led_by(name: str, definition: str, options: str, before: str) -> str:
 
 
 def _of_text(grammar: str) -> str:
-    """The Lark grammar, if it names no token: one that ends an answer would end it before its grammar does.
-
-    The schemas in it are kept as others are.
-    """
-    for schema in _INLINE_SCHEMA.finditer(grammar):
-        with suppress(json.JSONDecodeError):  # the library says what is wrong with it
-            if fault := schema_fault(json.JSONDecoder().raw_decode(grammar, schema.end())[0]):
-                raise ValueError(fault)
+    """The Lark grammar, if it names no token: one that ends an answer would end it before its grammar does."""
     named = _NAMED_TOKEN.search(_QUOTED.sub(" ", grammar))
     if named is not None:
         raise ValueError(f"it names the token {named[0]}, but an answer is text, and ends where its grammar does")
-    return grammar
+    return _with_rules(grammar)
+
+
+def _with_rules(grammar: str) -> str:
+    """The same; the schemas in it are kept as others are."""
+    kept, end = "", 0
+    while (found := _SCHEMA_OR_QUOTED.search(grammar, end)) is not None:
+        kept, end = kept + grammar[end : found.end()], found.end()
+        if found[1]:
+            with suppress(json.JSONDecodeError):  # the library says what is wrong with it
+                schema, end = json.JSONDecoder().raw_decode(grammar, end)
+                if fault := schema_fault(schema):
+                    raise ValueError(fault)
+                whole = (schema if isinstance(schema, dict) else {"allOf": [schema]}) | {"x-guidance": _JSON_RULES}
+                lines = "\n" * grammar.count(
+                    "\n", found.end(), end
+                )  # the library tells places in the client's own text
+                kept += lines + json.dumps(whole)
+    return kept + grammar[end:]
 
 
 def _of_lark(text: str) -> str:
@@ -150,4 +161,4 @@ def _of_tools(tools: list[tuple[str, str]]) -> str:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # which the library's lexer does not read

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from math import lcm
+from math import isfinite, lcm
 from typing import Any, Final, TypeGuard
 
 __all__ = ["schema_fault"]
@@ -33,6 +33,8 @@ def schema_fault(schema: Any) -> str:
     nodes = list(_nodes(schema))
     if (number := next(filter(None, map(_rounded, nodes)), None)) is not None:
         return f"it has the number {number}, which the library rounds to {float(number):.0f}"
+    if not all(isfinite(node) for node in nodes if isinstance(node, float)):
+        return "it has a number that is larger than every double"
     bounds = [_bounds(node) for node in nodes if isinstance(node, dict)]
     for name, value in (bound for some in bounds for bound in some):
         if abs(value) > _EXACT:

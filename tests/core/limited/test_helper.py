@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from enginebay.limited import Helper, HelperFailed, OverLimit
+from enginebay.limited import Helper, HelperFailed, OverLimit, _helper
 from enginebay.limited._serve import _LAST_MOMENT
 from support.forks import in_a_fork
 
@@ -118,14 +118,30 @@ def test_a_process_that_is_killed_while_it_works(helper: Helper, number: signal.
     assert helper.call(_ask("b")) == {"text": "b"}
 
 
-def test_kill_ends_a_call_that_is_under_way(helper: Helper) -> None:
-    helper.kill()  # there is none: no effect
+def test_shut_ends_a_call_that_is_under_way_and_all_later_ones(helper: Helper) -> None:
     helper.call(_ask("a"))
-    timer = threading.Timer(0.3, helper.kill)
+    timer = threading.Timer(0.3, helper.shut)
     timer.start()
     assert _refusal(helper, SPIN).startswith("was killed by SIGKILL")
     timer.join()
-    assert helper.call(_ask("b")) == {"text": "b"}
+    assert helper.is_shut
+    for _ in range(2):
+        assert _refusal(helper, "b") == "could not be started: it was shut"
+    assert helper.pid is None
+
+
+def test_shut_while_it_starts(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes first, the other one sees it."""
+    made = _helper.Child
+
+    def starts(argv: list[str]) -> _helper.Child:
+        child = made(argv)
+        helper.shut()  # it is not known yet
+        return child
+
+    monkeypatch.setattr(_helper, "Child", starts)
+    assert _refusal(helper, "b").startswith("could not be started: it was killed by SIGKILL")
+    assert helper.pid is None
 
 
 def test_a_process_that_died_between_two_calls(helper: Helper) -> None:

@@ -1,13 +1,9 @@
-"""Compiling in a process that may die of it: every form, what is refused, the limits, and the end."""
+"""Compiling a shape: every form, what is refused, and what one answer uses up."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-from concurrent.futures import CancelledError
-from typing import Any
 
 import pytest
 
@@ -25,12 +21,6 @@ CITY |= {"additionalProperties": False, "$defs": {"name": {"type": "string", "ma
 LEFT_OUT = "change that part of the schema, or leave it out"
 LARK = "write it in Lark from the rule start, or in GBNF from the rule root, and simpler where it is too large"
 RUST = "write it in the syntax of Rust's regex, and simpler where it is too large"
-
-
-def chain(length: int) -> str:
-    """A grammar of rules that each lead to the next: the library recurses once for each."""
-    rules = [f'r{i}: "a" r{i + 1} | "b" r{i + 2}' for i in range(length)]
-    return "\n".join(["start: r0", *rules, f'r{length}: "x"', f'r{length + 1}: "y"'])
 
 
 @pytest.mark.parametrize(
@@ -83,6 +73,11 @@ def test_every_form(
             f'invalid regex "(a" (in regex): regex parse error: error: unclosed group; {RUST}',
         ),
         (StructuredOutput(ebnf="start: nothing"), f'at 1(8): unknown name: "nothing"; {LARK}'),
+        (StructuredOutput(ebnf='begin: "a"'), f"no start rule found; {LARK}"),
+        (
+            StructuredOutput(json_schema='{"multipleOf":1e999}'),
+            f"it has a number that is larger than every double; {LEFT_OUT}",
+        ),
     ],
 )
 def test_what_cannot_be_compiled(compiler: HelperCompiler, structured: StructuredOutput, why: str) -> None:  # S15
@@ -120,6 +115,8 @@ def test_tokens_by_name(compiler: HelperCompiler, grammar: str, token: str) -> N
         ('start: "a\\"<b>"', 'a"<b>'),
         ('root ::= "<b>" [^<>] "</b>"', "<b>x</b>"),
         ('start: %json {"const": "<a>"}', '"<a>"'),
+        ('start: "%json {" /a/ // %json {"not": {}}', "%json {a"),
+        ('start[capture]: "a\\u007f"', "a\x7f"),
     ],
 )
 def test_text_that_looks_like_a_token(compiled: Compile, tokenizer: Tokenizer, grammar: str, text: str) -> None:
@@ -166,6 +163,32 @@ def test_repeats_cost_little_at_each_token(compiled: Compile, structured: Struct
             break
         state.accept((min(mask),))
     assert state.error.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (
+            "%json {LENIENT, 'uniqueItems': true}",
+            'at 1(8): failed to compile JSON schema: Unimplemented keys: ["uniqueItems"]',
+        ),
+        ("'a' %json {LENIENT, 'not': {}}", 'at 1(8): failed to compile JSON schema: Unimplemented keys: ["not"]'),
+        ("%json {'maximum': 9007199254740993}", "it has the number 9007199254740993, which the library rounds to"),
+        ("%json {\n'const': 1\n} b\nb: c", 'at 4(4): unknown name: "c"'),
+    ],
+)
+def test_a_schema_in_a_grammar_keeps_what_it_says(compiler: HelperCompiler, grammar: str, why: str) -> None:
+    """Whatever it asks of the library for itself; and places are those of the client's text."""
+    text = grammar.replace("LENIENT", "'x-guidance': {'lenient': true}").replace("'", '"')
+    error = compiler.compile(StructuredOutput(ebnf=f"start: {text}")).exception(PATIENCE)
+    assert str(error).startswith(f"structured.ebnf cannot be used: {why}")
+
+
+def test_json_in_a_grammar_has_no_space_between_its_parts(compiled: Compile, tokenizer: Tokenizer) -> None:
+    for schema in ('{"type": "array", "x-guidance": {"whitespace_flexible": true}}', "true", "{}"):
+        state = compiled(StructuredOutput(ebnf=f'start: "a" %json {schema} "b"'))
+        assert accepts(state, tokenizer, "a[1,2]b")
+        assert not accepts(state, tokenizer, "a[1, 2]b")
 
 
 LONG = "the quick brown fox " * 1500
@@ -267,105 +290,6 @@ def _use_up(state: GrammarState) -> None:
             if not copy.accept((numbers.choice(allowed),)):
                 break  # the end
     raise AssertionError("it goes on")
-
-
-def _asked(compiler: HelperCompiler, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the child will have been asked to compile."""
-    call, asked = compiler._helper.call, []
-
-    def noted(request: dict[str, Any]) -> dict[str, Any]:
-        if "kind" in request:
-            asked.append(str(request["value"]))
-        return call(request)
-
-    monkeypatch.setattr(compiler._helper, "call", noted)
-    return asked
-
-
-def test_the_child_compiles_a_shape_once_and_failures_are_remembered(  # robustness 7: failures are cached
-    compiler: HelperCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = _asked(compiler, monkeypatch)
-    for _ in range(3):
-        assert compiler.compile(StructuredOutput(regex="once")).exception(PATIENCE) is None
-    errors = [compiler.compile(StructuredOutput(regex="(once")).exception(PATIENCE) for _ in range(3)]
-    assert asked == ["once", "(once"]
-    assert len({(type(error), str(error)) for error in errors}) == 1
-    assert len(set(map(id, errors))) == 3, "each its own: whoever raises one adds to its traceback"
-
-
-def test_what_is_remembered_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = compiler_of(tokenizer, kept=2)
-    asked = _asked(compiler, monkeypatch)
-    try:
-        for regex in ("one", "two", "three", "three", "two", "one"):
-            assert compiler.compile(StructuredOutput(regex=regex)).exception(PATIENCE) is None
-    finally:
-        compiler.close()
-    assert asked == ["one", "two", "three", "one"]
-
-
-def test_what_is_no_grammars_fault_is_not_remembered(
-    own_compiler: HelperCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape, unread = StructuredOutput(regex="a"), own_compiler._tokenizer
-    monkeypatch.setattr(own_compiler, "_tokenizer", lambda: 1 / 0)
-    assert isinstance(own_compiler.compile(shape).exception(PATIENCE), GrammarUnavailable)
-    monkeypatch.setattr(own_compiler, "_tokenizer", unread)
-    assert own_compiler.compile(shape).exception(PATIENCE) is None
-
-
-def test_it_goes_on_after_a_child_that_died(own_compiler: HelperCompiler) -> None:
-    error = own_compiler.compile(StructuredOutput(ebnf=chain(4000))).exception(PATIENCE)
-    assert str(error) == f"structured.ebnf cannot be used: compiling it was killed by SIGSEGV; {LARK}"
-    assert own_compiler.compile(StructuredOutput(regex="a")).exception(PATIENCE) is None
-
-
-def test_one_that_takes_too_long(tokenizer: Tokenizer) -> None:
-    compiler = compiler_of(tokenizer, seconds=0.01)  # it takes a second
-    try:
-        error = compiler.compile(StructuredOutput.of_schema({"multipleOf": 99991})).exception(PATIENCE)
-        why = "structured.json_schema cannot be used: compiling it took longer than 0.01 s and was stopped"
-        assert str(error) == f"{why}; {LEFT_OUT}"
-    finally:
-        compiler.close()
-
-
-def test_one_that_takes_too_much_memory(tokenizer: Tokenizer) -> None:
-    compiler = compiler_of(tokenizer, memory=16 << 20)
-    try:
-        error = compiler.compile(StructuredOutput.of_schema({"multipleOf": 99991})).exception(PATIENCE)
-    finally:
-        compiler.close()
-    why = "structured.json_schema cannot be used: compiling it was killed by SIGABRT (out of memory?)"
-    assert str(error) == f"{why}; {LEFT_OUT}"
-
-
-def test_what_is_cancelled_is_not_compiled(own_compiler: HelperCompiler) -> None:
-    first, second, third = (own_compiler.compile(StructuredOutput(regex=letter)) for letter in "abc")
-    assert second.cancel(), "the first is still being compiled: its child has yet to start"
-    assert third.exception(PATIENCE) is None
-    assert first.exception() is None
-    with pytest.raises(CancelledError):
-        second.result(0)
-
-
-def test_the_end_while_it_compiles(tokenizer: Tokenizer) -> None:
-    compiler = compiler_of(tokenizer)
-    futures = [compiler.compile(StructuredOutput(regex=f"a{n}")) for n in range(3)]
-    compiler.close()
-    compiler.close()
-    for future in [*futures, compiler.compile(StructuredOutput(regex="a"))]:
-        assert isinstance(future.exception(PATIENCE), GrammarUnavailable)
-    assert compiler._helper.pid is None
-
-
-def test_a_child_that_is_killed_between_calls(own_compiler: HelperCompiler) -> None:
-    assert own_compiler.compile(StructuredOutput(regex="a1")).exception(PATIENCE) is None
-    pid = own_compiler._helper.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    assert own_compiler.compile(StructuredOutput(regex="a2")).exception(PATIENCE) is None
 
 
 def test_a_vocabulary_with_bytes_for_what_is_unknown() -> None:
