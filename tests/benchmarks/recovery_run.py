@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay import LLM, EnginebayError, SamplingParams, tracing
+from enginebay.engine.replicas.replicas import ReplicaSet
 from enginebay.messages import Phase, WorkerStatus
 from enginebay.telemetry import SpanRecord, read_spans
 from support.declared import declare
@@ -33,8 +34,6 @@ STREAMS, PROMPT, TOKENS, VOCABULARY = 8, 64, 160, 40_000
 """Requests at a time, tokens of a prompt and of an answer, and token ids that prompts are drawn from."""
 LOOK, PATIENCE = 0.01, 120.0
 """Seconds between looks, and for anything at the most."""
-LATE = 0.5
-"""Seconds after a kill in which tokens of the lost group may still be on their way to who asked."""
 PARTS = {
     "device": (tracing.WORKER_INIT_DEVICE,),
     "weights": (tracing.WORKER_LOAD_MODEL,),
@@ -45,8 +44,9 @@ PARTS = {
 
 @dataclass(kw_only=True)
 class Heard:
-    """One request: when it was asked, and when each of its deltas came, in wall seconds; its error."""
+    """One request: its id, when it was asked, and when each of its deltas came, in wall seconds; its error."""
 
+    name: str
     asked: float
     deltas: list[float] = field(default_factory=list)
     error: str = ""
@@ -91,10 +91,10 @@ class Load:
         while not self._over:
             with self._lock:
                 prompt = [self._draw.randrange(VOCABULARY) for _ in range(PROMPT)]
-                heard = Heard(asked=time.time())
+                heard = Heard(name=f"bench-{len(self.heard)}", asked=time.time())
                 self.heard.append(heard)
             try:
-                for delta in self._llm.stream(prompt, params):
+                for delta in self._llm.stream(prompt, params, request_id=heard.name):
                     if delta.token_ids:
                         heard.deltas.append(time.time())
                     if delta.finish_reason == "error":
@@ -118,7 +118,8 @@ def wait_until(what: str, done: Callable[[], bool], load: Load) -> None:
 class Kill:
     """One kill, when all go on again: what of it cannot be found in the trace, in wall seconds.
 
-    ``ended``: when the kernel had told us, as it does the engine, that the process had ended.
+    ``ended``: when the kernel had told us, as it does the engine, that the process had ended. ``lost`` and ``others``
+    are the ids of the requests of the group whose worker it was, and of those of another.
     """
 
     at: float
@@ -127,6 +128,8 @@ class Kill:
     memory: dict[str, int]
     worker: WorkerStatus
     imports: list[tuple[float, float]]
+    lost: frozenset[str]
+    others: frozenset[str]
 
 
 def kill(llm: LLM, load: Load) -> Kill:
@@ -134,12 +137,14 @@ def kill(llm: LLM, load: Load) -> Kill:
     cache_bytes = json.loads(llm.collective_rpc("recovery_probe.touch")[0])
     begun = time.time()
     wait_until("each request gets a token", lambda: load.all_go_on(begun), load)
+    wait_until("the group has its share again", lambda: _share(llm, load) >= STREAMS // 4, load)
     time.sleep(random.uniform(0.0, 0.3))
     worker = _worker(llm)
     assert worker is not None, "it gives tokens"
     victim = worker.incarnation
     memory = {"cache": cache_bytes, **_memory(victim.pid)}
     descriptor = os.pidfd_open(victim.pid)
+    groups = {one.name: _group_of(llm, one.name) for one in load.running()}
     killed = time.time()
     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     select.select([descriptor], [], [], PATIENCE)
@@ -151,7 +156,21 @@ def kill(llm: LLM, load: Load) -> Kill:
     over, worker = time.time(), _worker(llm)
     assert worker is not None, "it gives tokens"
     imports = json.loads(llm.collective_rpc("recovery_probe.imports")[0])
-    return Kill(at=killed, ended=ended, over=over, memory=memory, worker=worker, imports=imports)
+    lost = frozenset(name for name, group in groups.items() if group == 0)
+    others = frozenset(name for name, group in groups.items() if group not in (0, None))
+    return Kill(
+        at=killed, ended=ended, over=over, memory=memory, worker=worker, imports=imports, lost=lost, others=others
+    )
+
+
+def _share(llm: LLM, load: Load) -> int:
+    return sum(_group_of(llm, one.name) == 0 for one in load.running())
+
+
+def _group_of(llm: LLM, request_id: str) -> int | None:
+    port = llm._front.client
+    assert isinstance(port, ReplicaSet), "the engine is of this process"
+    return port._places.group_of(request_id)
 
 
 def tell(kill: Kill, spans: list[SpanRecord], heard: list[Heard]) -> dict[str, Any]:
@@ -184,7 +203,8 @@ def tell(kill: Kill, spans: list[SpanRecord], heard: list[Heard]) -> dict[str, A
         "whole": requeued - kill.at,
         "first_token": first - kill.at,
     }
-    return {**told, **_waits(heard, kill.at, requeued), "memory": kill.memory}
+    moved = the(tracing.ENGINE_RECOVER).attributes.get(tracing.MOVED, 0)
+    return {**told, **_waits(heard, kill), "memory": kill.memory, "moved": moved}
 
 
 def _seconds(spans: list[SpanRecord]) -> float:
@@ -214,17 +234,16 @@ def _memory(pid: int) -> dict[str, int]:
     return {"resident": fields["Rss"], "anonymous": fields["Anonymous"], "huge": fields["AnonHugePages"]}
 
 
-def _waits(heard: list[Heard], killed: float, requeued: float) -> dict[str, list[float]]:
-    """The longest wait of each request in these times: of those whose group was lost, and those of another."""
-    waited: list[float] = []
-    went_on: list[float] = []
-    for one in heard:
-        if one.asked > requeued or not one.deltas or one.deltas[-1] < killed:
-            continue
-        mine = went_on if any(killed + LATE < delta < requeued for delta in one.deltas) else waited
-        if mine is went_on or one.asked < killed:
-            mine.append(one.longest_wait(killed, requeued))
-    return {"waited": waited, "went_on": went_on}
+def _waits(heard: list[Heard], kill: Kill) -> dict[str, list[float]]:
+    """The longest time that each request stood still between the kill and the next worker's first steps: of those whose
+    group was lost, and those of another. A request that comes meanwhile is of another."""
+    lost = [one.longest_wait(kill.at, kill.over) for one in heard if one.name in kill.lost]
+    others = [
+        one.longest_wait(kill.at, kill.over)
+        for one in heard
+        if one.name in kill.others or (kill.others and kill.at < one.asked < kill.over and one.deltas)
+    ]
+    return {"waited": lost, "went_on": others}
 
 
 def config(model: str, replicas: int, cache_bytes: int, trace: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How long a recovery takes, part by part, and what being ready for one costs: ``make bench-recovery``.
 
 A worker over a real model whose KV cache of 2 GiB has been written to is killed while it answers requests. With a
-second replica the requests of the lost one wait for its next worker; what the other one's see of it is told beside.
+second replica the requests of the lost one are moved to it; what its own see of that is told beside.
 BENCH_KILLS says how often a worker is killed, and BENCH_PAIRS how many pairs of turns the two engines have of which one
 has neither statuses nor heartbeats: 10 each unless set.
 """
@@ -76,8 +76,10 @@ def test_one_worker(smollm2: Path) -> None:
 
 def test_a_second_replica(smollm2: Path) -> None:
     kills, end = _killed(smollm2, 2)
-    _tell("two replicas, stall of the lost one's requests", [one for kill in kills for one in kill["waited"]])
+    stood = [one for kill in kills for one in kill["waited"]]
+    _tell("two replicas, stall of moved requests", stood)
     _tell("two replicas, stall of the other one's requests", [one for kill in kills for one in kill["went_on"]])
+    print(json.dumps({"figure": "two replicas, requests moved", "ours": sum(kill["moved"] for kill in kills)}))
     _tell("two replicas, detection", [one["detection"] for one in kills])
     _errors(end)
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_id, check_size, validate
-from enginebay.engine.collector import LOOK_SECONDS, Tracked
+from enginebay.engine.collector import Tracked, TrackedRequests, stats_of
 from enginebay.engine.control.tensors import Command
 from enginebay.engine.core import EngineCore
 from enginebay.engine.death import Death
-from enginebay.engine.loop import Abort, Add, AddMany, Do, EngineLoop, ReadStats, Sink, Stop
+from enginebay.engine.loop import Abort, Add, AddMany, Do, EngineLoop, Enter, ReadStats, Sink, Stop
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.port import patience
 from enginebay.engine.spans import TEXT_COMPLETION
-from enginebay.errors import DuplicateRequest, EnginebayError, EngineDead, PluginBroken, UnknownRequest, WorkerHung
+from enginebay.errors import EnginebayError, EngineDead, PluginBroken, UnknownRequest, WorkerHung
 from enginebay.messages import ControlDone, ReadStatus, SamplingParams
 
 __all__ = ["InProcessClient"]
@@ -49,8 +49,8 @@ class InProcessClient:
         self._step_timeout = step_timeout
         self._on_end = on_end
         self._on_request_end = on_request_end
-        self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
-        self._live: dict[str, Tracked] = {}
+        self._lock = threading.RLock()
+        self._live = TrackedRequests()
         self._stop_deadline: float | None = None
         self._pid = os.getpid()
         self._thread_id: int | None = None
@@ -114,8 +114,7 @@ class InProcessClient:
 
     def is_live(self, request_id: str) -> bool:
         """Whether an unfinished request has this id."""
-        with self._lock:
-            return request_id in self._live
+        return request_id in self._live
 
     def validate(self, ask: Ask) -> Ask:
         """The request in plain values, or what is wrong with it, in the caller's thread; nothing is sent."""
@@ -136,10 +135,7 @@ class InProcessClient:
         if not validated:
             asks = [(self.validate(ask), sink) for ask, sink in asks]
         self.check_alive()
-        with self._lock:
-            self._check_free([ask.request_id for ask, _ in asks])
-            tracked = [Tracked(ask, sink, self._forget) for ask, sink in asks]
-            self._live.update((one.request_id, one) for one in tracked)
+        tracked = self._live.open(asks, self._forget)
         adds = tuple(Add(ask=ask, sink=one, operation=operation) for (ask, _), one in zip(asks, tracked, strict=True))
         try:
             self._loop.send(AddMany(adds=adds))
@@ -153,16 +149,6 @@ class InProcessClient:
                     self._loop.send(Abort(request_id=one.request_id, sink=one))
             raise
 
-    def _check_free(self, request_ids: Sequence[str]) -> None:
-        seen: set[str] = set()
-        for request_id in request_ids:
-            if request_id in self._live or request_id in seen:
-                raise DuplicateRequest(
-                    f"request id {request_id!r} is in use by an unfinished request: choose another, or abort that one",
-                    param="request_id",
-                )
-            seen.add(request_id)
-
     def abort(self, request_id: str) -> None:
         """End a request of this client; its last output has the finish reason "abort".
 
@@ -170,8 +156,7 @@ class InProcessClient:
         """
         check_id(request_id)
         self._check_there()  # before any lock: in a forked child its owner may be a thread that is not there
-        with self._lock:
-            tracked = self._live.get(request_id)
+        tracked = self._live.get(request_id)
         if tracked is None:
             raise UnknownRequest(f"no unfinished request has the id {request_id!r}", param="request_id")
         self._loop.send(Abort(request_id=request_id, sink=tracked))
@@ -183,8 +168,7 @@ class InProcessClient:
         """
         try:
             self._check_there()  # before any lock, as in ``abort``
-            with self._lock:
-                tracked = self._live.get(request_id)
+            tracked = self._live.get(request_id)
             if tracked is not None and tracked.sink is sink:
                 self._loop.send(Abort(request_id=request_id, sink=tracked))
         except EnginebayError:
@@ -192,13 +176,7 @@ class InProcessClient:
 
     def stats(self) -> EngineStats:
         """How the engine stands; waits for a step that runs. Raises the engine's end, or ``WorkerHung``."""
-        clock = self._core.runtime.clock
-        answer, asked = self.ask_stats(), clock.now()
-        while True:
-            try:
-                return self._core.runtime.wait(answer, clock.now() + LOOK_SECONDS)
-            except TimeoutError:
-                self.check_patience(answer, asked)
+        return stats_of(self, self._core.runtime)
 
     def ask_stats(self) -> Future[EngineStats]:
         """The same without waiting. Whoever waits calls ``check_patience`` every ``LOOK_SECONDS``; do not cancel it."""
@@ -240,11 +218,39 @@ class InProcessClient:
 
     def _forget(self, tracked: Tracked) -> None:
         """The request has ended; its id is free."""
-        with self._lock:
-            if self._live.get(tracked.request_id) is not tracked:
-                return
-            del self._live[tracked.request_id]
-        self._on_request_end(tracked.request_id)
+        if self._live.remove(tracked):
+            self._on_request_end(tracked.request_id)
+
+    def tracked(self, request_id: str) -> Tracked | None:
+        """The unfinished request of this id, for a group that is to go on with it."""
+        return self._live.get(request_id)
+
+    @property
+    def loop(self) -> EngineLoop:
+        """For whoever is in its thread."""
+        return self._loop
+
+    def know(self, tracked: Tracked) -> None:
+        """A request of another client is about to come."""
+        tracked.on_end = self._forget
+        self._live.add(tracked)
+
+    def take_over(self, enter: Enter) -> bool:
+        """Go on with it; False when the engine's loop has ended, and has not seen it."""
+        try:
+            self._loop.send(enter)
+        except EnginebayError:
+            return not enter.taken.cancel()
+        return True
+
+    def let_go(self, tracked: Tracked) -> None:
+        """Another client has this request."""
+        self._live.remove(tracked)
+
+    def abort_tracked(self, tracked: Tracked) -> None:
+        """End a request that another client had; it may have ended by now, and so may the engine."""
+        with contextlib.suppress(EnginebayError):
+            self._loop.send(Abort(request_id=tracked.request_id, sink=tracked))
 
     def ask_to_stop(self) -> None:
         """Tell the engine to end itself when its step has ended, and wait for nothing: from any thread, at any time.
@@ -287,7 +293,5 @@ class InProcessClient:
     def _abandon(self) -> None:
         """Tell everybody who waits, since the loop's thread does not come to it."""
         self._loop.abandon()
-        with self._lock:
-            unknown = list(self._live.values())  # to the loop, which was not done with their commands
-        for tracked in unknown:
+        for tracked in self._live.all():  # unknown to the loop, which was not done with their commands
             tracked.fail(Death.closed().error())

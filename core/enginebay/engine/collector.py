@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
 
 from enginebay.engine.admission.admit import Ask
 from enginebay.engine.loop import Sink
+from enginebay.engine.parts import EngineStats
 from enginebay.engine.port import EnginePort
 from enginebay.engine.sinks import PendingDelta
-from enginebay.errors import EnginebayError, EngineBusy
+from enginebay.errors import DuplicateRequest, EnginebayError, EngineBusy
 from enginebay.messages import RequestOutput
+from enginebay.runtime import Runtime
 
-__all__ = ["LOOK_SECONDS", "Collector", "Tracked"]
+__all__ = ["LOOK_SECONDS", "Collector", "Tracked", "TrackedRequests", "stats_of"]
 
 LOOK_SECONDS = 5.0
 """How long one who waits for the engine sleeps before looking whether it is there at all."""
@@ -23,21 +27,76 @@ class Tracked:
     """The sink that the loop has in place of the caller's: it tells when all choices of the request have ended."""
 
     def __init__(self, ask: Ask, sink: Sink, on_end: Callable[[Tracked], None]) -> None:
-        """``on_end`` is called with it, in the loop's thread, before the sink has the last of it."""
+        """``on_end`` is called with it, in the loop's thread, before the sink has the last of it.
+
+        ``aborted``: that was asked for where the request was not, or not yet.
+        """
         self.request_id, self.sink = ask.request_id, sink
-        self._on_end = on_end
+        self.on_end = on_end
+        self.aborted = False
         self._unfinished = ask.params.n
 
     def put(self, output: RequestOutput) -> None:
         if output.finish_reason is not None:
             self._unfinished -= 1
             if not self._unfinished:
-                self._on_end(self)
+                self.on_end(self)
         self.sink.put(output)
 
     def fail(self, error: EnginebayError) -> None:
-        self._on_end(self)
+        self.on_end(self)
         self.sink.fail(error)
+
+
+class TrackedRequests:
+    """The unfinished requests of one client by id. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
+        self._live: dict[str, Tracked] = {}
+
+    def __contains__(self, request_id: object) -> bool:
+        with self._lock:
+            return request_id in self._live
+
+    def get(self, request_id: str) -> Tracked | None:
+        """The one that has this id."""
+        with self._lock:
+            return self._live.get(request_id)
+
+    def all(self) -> list[Tracked]:
+        """Each of them."""
+        with self._lock:
+            return list(self._live.values())
+
+    def open(self, asks: Sequence[tuple[Ask, Sink]], on_end: Callable[[Tracked], None]) -> list[Tracked]:
+        """Take these, or raise ``DuplicateRequest``, and then none of them."""
+        with self._lock:
+            seen: set[str] = set()
+            for ask, _ in asks:
+                if ask.request_id in self._live or ask.request_id in seen:
+                    raise DuplicateRequest(
+                        f"request id {ask.request_id!r} is in use by an unfinished request: choose another, or abort "
+                        "that one",
+                        param="request_id",
+                    )
+                seen.add(ask.request_id)
+            tracked = [Tracked(ask, sink, on_end) for ask, sink in asks]
+            self._live.update((one.request_id, one) for one in tracked)
+        return tracked
+
+    def add(self, tracked: Tracked) -> None:
+        """Take over one of another client; its id is free here."""
+        with self._lock:
+            self._live[tracked.request_id] = tracked
+
+    def remove(self, tracked: Tracked) -> bool:
+        """This one has ended, or is another client's now; whether it was here."""
+        with self._lock:
+            if self._live.get(tracked.request_id) is not tracked:
+                return False
+            del self._live[tracked.request_id]
+        return True
 
 
 class Collector:
@@ -122,3 +181,19 @@ class _Apart:
             self._collector.fail(error)
         else:
             self._collector.lose(self._request_id, error)
+
+
+class _Stands(Protocol):
+    def ask_stats(self) -> Future[EngineStats]: ...
+
+    def check_patience(self, answer: Future[EngineStats], asked: float) -> None: ...
+
+
+def stats_of(port: _Stands, runtime: Runtime) -> EngineStats:
+    """How the engine stands; waits for the steps that run. Raises the engine's end, or ``WorkerHung``."""
+    answer, asked = port.ask_stats(), runtime.clock.now()
+    while True:
+        try:
+            return runtime.wait(answer, runtime.clock.now() + LOOK_SECONDS)
+        except TimeoutError:
+            port.check_patience(answer, asked)

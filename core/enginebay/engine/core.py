@@ -18,6 +18,7 @@ from enginebay.engine.guard import GuardedScheduler
 from enginebay.engine.ledger import Row
 from enginebay.engine.lending import Lender
 from enginebay.engine.life import Life
+from enginebay.engine.moving import Moving
 from enginebay.engine.parts import CoreParts, EngineStats
 from enginebay.engine.pipeline import Pipeline
 from enginebay.engine.progress import Progress
@@ -47,7 +48,7 @@ class EngineCore:
         self._seeds = parts.runtime.entropy.stream("seeds")
         self._death: Death | None = None
         self._or_die = OrDie(self._die)  # around all that calls a stranger's code: what it raises ends the engine
-        self._stopped, self._num_arrived = False, 0
+        self._stopped = False
         self._workers_end = WorkersEnd(parts)
         wall = WallTime(self._clock)
         self._requests = Requests(
@@ -66,6 +67,7 @@ class EngineCore:
         self._rebirth = Rebirth(
             parts, scheduler=self._scheduler, requests=self._requests, pipeline=self._pipeline, progress=self._progress
         )
+        self.moving = Moving(parts, self._rebirth, self._scheduler, self._die, self.death)
         self._figures = Figures(parts, self._requests, self._pipeline, self._execution, self._scheduler)
         self._exchange = Exchange(parts, self._rebirth, self._workers_end, self._or_die, lambda: self._run(None))
         self._controls = Controls(
@@ -122,10 +124,9 @@ class EngineCore:
             ask,
             seed=self._seeds.getrandbits(63),
             arrival=self._clock.now(),
-            arrival_number=self._num_arrived,
+            arrival_number=self.moving.arrivals.take(ask.params.n),
             default_timeout=self._parts.request_timeout,
         )
-        self._num_arrived += len(choices)
         with OrDie(self._die, spare=RequestError):
             held = ask.params.structured is not None or self._rebirth.isolation.alone is not None
             self._scheduler.add_choices(() if held else choices)
@@ -173,8 +174,7 @@ class EngineCore:
         self._parts.roster.drain(on)
 
     def wake(self, idle: Callable[[], None], serve: Callable[[float], None]) -> None:
-        """``idle`` is called when a worker is lost, from any thread: who waits for work then calls ``mend``. ``serve``
-        is called while there are no workers, as ``Meanwhile`` says."""
+        """``idle``: from any thread, a worker is lost: who waits calls ``mend``; ``serve``: as ``Meanwhile`` says."""
         self._parts.watch.wake(idle)
         self._rebirth.meanwhile.serve, self._rebirth.meanwhile.wake = serve, idle
 
@@ -289,7 +289,7 @@ class EngineCore:
             self._workers_end.stop()  # what other ranks wait for with ours ends, and they come to compare
             error = self._parts.agreement.cause_of(error, self._parts.stop_timeout)
         self._death = Death.of(error)
-        self._rebirth.halt()  # it may be what this befell
+        self.moving.last(error)  # and it may be what this befell
         try:
             log_error_detail(error, self._parts.in_force, self._pipeline.in_flight, self._scheduler.last_stats)
             self._pipeline.drop(error)

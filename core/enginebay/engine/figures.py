@@ -50,6 +50,7 @@ class Figures:
             scheduler=self._scheduler.last_stats,
             proposed_tokens=self._requests.num_proposed,
             accepted_tokens=self._requests.num_accepted,
+            moved=self._requests.num_moved,
         )
 
     def status(self, death: Death | None) -> ControlDone:
@@ -74,6 +75,8 @@ class Figures:
             "runner": parts.runner_name,
             "executor": parts.executor_name,
         }
+        if figures.moved:
+            facts["moved"] = str(figures.moved)
         return ControlDone(facts=facts, health=health)
 
     def _health(self, death: Death | None) -> EngineHealth:

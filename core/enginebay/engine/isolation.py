@@ -30,6 +30,9 @@ class Isolation:
         self.alert = False
         self._requests, self._pipeline, self._parts = requests, pipeline, parts
         self._suspicion = Suspicion()
+        self._convict: str | None = None
+        self._slots: dict[str, tuple[str, ...]] = {}
+        self._elsewhere: tuple[str, ...] = ()
         self.convicted = False
 
     def accuse(self) -> Row | None:
@@ -41,7 +44,30 @@ class Isolation:
             return None  # they did not die of a request
         self.alert = True
         convict = self._suspicion.died(rows)
-        return None if convict is None else rows[convict]
+        if convict is None:
+            return None
+        self._convict = convict
+        self._elsewhere += self._slots.pop(convict, ())
+        return rows[convict]
+
+    def binds(self, request_id: str) -> bool:
+        """Whether the request has to stay here: it is to run alone, or was found to be what workers die of."""
+        return request_id == self._convict or self._suspicion.is_suspect(request_id)
+
+    def leave(self, request_id: str) -> tuple[str, ...]:
+        """The request goes to another group. Returns the slots whose workers were lost in a step of it, since its last
+        token; none: it is not accused."""
+        slots = self._slots.pop(request_id, ())
+        if request_id in self._suspicion.known:
+            slots = tuple(dict.fromkeys((*slots, *(slot.name for slot in self._parts.roster.slots))))
+            self._suspicion.ended(request_id)
+        return slots
+
+    def join(self, request_id: str, slots: tuple[str, ...]) -> None:
+        """The request comes from another group, accused by the loss of the workers in these slots."""
+        self._suspicion.accuse(request_id)
+        self._slots[request_id] = slots
+        self.alert = True
 
     def committed(self, request_ids: Iterable[str]) -> None:
         """A step brought these a token: none of them is what workers die of.
@@ -51,7 +77,8 @@ class Isolation:
         self._suspicion.committed(request_ids)
         if self.convicted and request_ids:
             self.convicted = False
-            self._parts.roster.forgive()
+            self._parts.roster.forgive(self._elsewhere)
+            self._elsewhere = ()
 
     @property
     def undecided(self) -> bool:
@@ -64,11 +91,15 @@ class Isolation:
         for one in self._suspicion.known:
             if self._requests.ledger.get(one) is None:
                 self._suspicion.ended(one)
+        if self._slots:
+            known = self._suspicion.known
+            self._slots = {one: slots for one, slots in self._slots.items() if one in known}
         self.alert = self.undecided or self.convicted
         return self.alone != self._suspicion.alone
 
     def admitted(self, requests: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
         """Those of the live requests that a fresh scheduler is given."""
+        self._convict = None
         self.is_over()  # who ended meanwhile is not waited for
         self.alone = self._suspicion.alone
         self._pipeline.depth = self._parts.depth if self.alone is None else 1

@@ -96,6 +96,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
+        self._mixed = False
         self._choices: dict[str, dict[int, Row]] = {}
         """The live rows of requests for several choices, by the client's id and the number of the choice."""
 
@@ -104,6 +105,11 @@ class Ledger:
 
     def __iter__(self) -> Iterator[Row]:
         """The live rows in order of arrival."""
+        if self._mixed:
+            self._rows = {
+                row.request_id: row for row in sorted(self._rows.values(), key=lambda row: row.arrival_number)
+            }
+            self._mixed = False
         return iter(list(self._rows.values()))
 
     def __contains__(self, request_id: object) -> bool:
@@ -156,10 +162,19 @@ class Ledger:
             parent_id=request.parent_id,
             committed=list(request.committed_token_ids),
         )
-        self._rows[row.request_id] = row
-        if row.parent_id:
-            self._choices.setdefault(row.parent_id, {})[row.choice] = row
+        self._add(row)
         return row
+
+    def leave(self, row: Row) -> None:
+        """Give a live row away, with what is committed of it: another ledger enters it."""
+        assert row.finish is None, f"request {row.request_id!r} has ended"
+        self._remove(row)
+
+    def enter(self, row: Row) -> None:
+        """Go on with a row that has left another ledger. Its id is not in use; its number says where it stands."""
+        assert row.request_id not in self._rows, f"request {row.request_id!r} has a row already"
+        self._add(row)
+        self._mixed = True
 
     def extend(self, row: Row, from_offset: int, token_ids: tuple[int, ...], text: str) -> RequestOutput:
         """``commit`` of tokens with nothing beside them, as nearly all are: every argument and field costs."""
@@ -241,6 +256,14 @@ class Ledger:
 
     def _close(self, row: Row, finish: FinishReason) -> None:
         row.finish = finish
+        self._remove(row)
+
+    def _add(self, row: Row) -> None:
+        self._rows[row.request_id] = row
+        if row.parent_id:
+            self._choices.setdefault(row.parent_id, {})[row.choice] = row
+
+    def _remove(self, row: Row) -> None:
         del self._rows[row.request_id]
         if row.parent_id:
             del self._choices[row.parent_id][row.choice]

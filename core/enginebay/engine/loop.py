@@ -9,21 +9,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final
 
-from enginebay.engine.admission.admit import Ask
+from enginebay.engine.commands import Abort, Add, AddMany, Enter, ReadStats, Sink, Stop
 from enginebay.engine.core import EngineCore
 from enginebay.engine.death import Death
 from enginebay.engine.desk import Desk, Do
-from enginebay.engine.parts import EngineStats
 from enginebay.errors import EnginebayError, InvalidRequest, RequestError, in_words
 from enginebay.messages import ControlDone, RequestOutput, StopEngine
 from enginebay.runtime import ChannelClosed, Thread
 
-__all__ = ["Abort", "Add", "AddMany", "Do", "EngineLoop", "ReadStats", "Sink", "Stop"]
+__all__ = ["Abort", "Add", "AddMany", "Do", "EngineLoop", "Enter", "ReadStats", "Sink", "Stop"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,56 +32,7 @@ _HELD_SECONDS: Final = 0.02
 """How long the loop waits when a scheduler holds every request back."""
 
 
-class Sink(Protocol):
-    """Where the outputs of one request go, those of all its choices.
-
-    Called in the loop's thread; must return at once and raise nothing.
-    """
-
-    def put(self, output: RequestOutput) -> None:
-        """A delta; the last one of each choice has a ``finish_reason``."""
-
-    def fail(self, error: EnginebayError) -> None:
-        """The engine has died or refused the request: nothing more comes. The error is this sink's own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Add:
-    """Admit a request that was validated."""
-
-    ask: Ask
-    sink: Sink
-    operation: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AddMany:
-    """Admit several requests, in this order and all between the same two steps; one that is refused fails alone."""
-
-    adds: tuple[Add, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Abort:
-    """End the request that was added with this sink, if it has not ended: its id may be another's by now."""
-
-    request_id: str
-    sink: Sink
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadStats:
-    """Say how the engine stands."""
-
-    answer: Future[EngineStats] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """End everything, and the loop."""
-
-
-Command = Add | AddMany | Abort | ReadStats | Do | Stop
+Command = Add | AddMany | Abort | Enter | ReadStats | Do | Stop
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,6 +53,7 @@ class EngineLoop:
         self._bell, self._ear = core.runtime.transport.pair("engine loop")
         self._readers: dict[str, _Reader] = {}
         self._desk = Desk(core)
+        self.stray: Callable[[Sink], None] = lambda sink: None
         self._stopping = False
         self._thread: Thread | None = None
         core.wake(self._ring, self._serve)
@@ -187,7 +137,7 @@ class EngineLoop:
         self._wait(min(until - self._clock.now(), self._desk.patience))
         self._drain()
         self._desk.meanwhile()
-        self._hand_out(self._core.take_outputs())
+        self.hand_out()
         if self._stopping:
             self._core.stop_by(self._clock.now() + self._core.parts.stop_timeout)
 
@@ -229,6 +179,11 @@ class EngineLoop:
                 reader = self._readers.get(command.request_id)
                 if reader is not None and reader.sink is command.sink:
                     self._core.abort([command.request_id])
+                else:
+                    self.stray(command.sink)
+            case Enter():
+                if command.taken.set_running_or_notify_cancel():
+                    self._enter(command)
             case ReadStats():
                 self._answer_stats(command)
             case Do(command=StopEngine()):
@@ -242,7 +197,7 @@ class EngineLoop:
 
     def _add(self, command: Add) -> None:
         if command.ask.request_id in self._readers:  # it ended, or the core refuses: its end is its own reader's
-            self._hand_out(self._core.take_outputs())
+            self.hand_out()
         try:
             self._core.add_request(command.ask, operation=command.operation, validated=True)
         except RequestError as error:
@@ -253,12 +208,41 @@ class EngineLoop:
         else:
             self._readers[command.ask.request_id] = _Reader(sink=command.sink, unfinished=command.ask.params.n)
 
+    def _enter(self, command: Enter) -> None:
+        moved, moving = command.moved, self._core.moving
+        self.hand_out()
+        why = moving.refusal(moved)
+        if why is None:
+            self._readers[moved.request_id] = _Reader(sink=command.sink, unfinished=len(moved.lives))
+            try:
+                moving.enter(moved)
+            except RequestError as error:
+                del self._readers[moved.request_id]
+                why = error
+            except EnginebayError:
+                self._fail_all(self._end)
+            else:
+                if command.is_aborted():
+                    self._core.abort([moved.request_id])
+        if why is not None and not command.refused():
+            moving.end(moved, str(why))
+            self._readers[moved.request_id] = _Reader(sink=command.sink, unfinished=len(moved.lives))
+            self.hand_out()
+
     def _answer_stats(self, command: ReadStats) -> None:
         try:
             command.answer.set_result(self._core.stats())
         except EnginebayError as error:
             command.answer.set_exception(error)
             self._fail_all(self._end)
+
+    def forget(self, request_id: str) -> None:
+        """Nothing more comes of this request here, in the loop's thread."""
+        self._readers.pop(request_id, None)
+
+    def hand_out(self) -> None:
+        """Tell what came to exist, in the loop's thread."""
+        self._hand_out(self._core.take_outputs())
 
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:

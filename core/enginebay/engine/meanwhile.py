@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from enginebay.engine.ledger import Row
 from enginebay.engine.parts import CoreParts
+from enginebay.engine.recovering import Recovery
 from enginebay.engine.recovery import Setback
 from enginebay.engine.requests import Requests
 from enginebay.engine.watch import WorkerWatch
@@ -23,16 +24,25 @@ class Meanwhile:
     while workers start raises ``EngineDead``: whoever waits for a long load waits no longer.
 
     ``serve`` returns at the time that it is given, in seconds of the clock, or earlier; whoever drives the core does in
-    it what clients ask and no worker is needed for. ``wake`` makes it return at once.
+    it what clients ask and no worker is needed for. ``wake`` makes it return at once. ``move`` lets other groups go on
+    with requests, if there are any; ``recovery`` is the trace of the recovery that is under way.
     """
 
     def __init__(self, parts: CoreParts, requests: Requests) -> None:
         self.serve: Callable[[float], None] = self._wait
         self.wake: Callable[[], None] = lambda: None
+        self.move: Callable[[], None] = lambda: None
+        self.recovery: Recovery | None = None
         self._parts, self._requests = parts, requests
         self._clock = parts.runtime.clock
         self._bell = self._clock.event()
         self._since, self._why = math.inf, ""
+        self._on_purpose = False
+
+    @property
+    def is_away(self) -> bool:
+        """Whether there are no workers, or others are about to take their place; from any thread."""
+        return self._since < math.inf or self._on_purpose
 
     def ring(self) -> None:
         """The engine is about to end: nobody waits for new workers from now on, nor pauses."""
@@ -43,24 +53,28 @@ class Meanwhile:
         self.wake()
 
     @contextmanager
-    def of(self, setback: Setback) -> Iterator[None]:
+    def of(self, setback: Setback, recovery: Recovery | None = None) -> Iterator[None]:
         """From the loss of the workers until others stand; whoever waits for these calls the watch's ``meanwhile``."""
-        self._since, self._why = self._clock.now(), str(setback.error)
+        self._since, self._why, self.recovery = self._clock.now(), str(setback.error), recovery
         watch = self._parts.watch
         watch.meanwhile = lambda: self._look(self._clock.now())
         try:
             yield
         finally:
             watch.meanwhile = lambda: None
-            self._since, self._why = math.inf, ""
+            self._since, self._why, self.recovery = math.inf, "", None
 
     @contextmanager
     def on_purpose(self, watch: WorkerWatch) -> Iterator[None]:
-        """While others, whose ``watch`` it is, start for nobody that was lost; requests wait as long as it takes."""
+        """While others, whose ``watch`` it is, start for nobody that was lost; requests wait as long as it takes, or go
+        on in other groups. No step is in flight."""
         watch.meanwhile = lambda: self._look(self._clock.now())
+        self._on_purpose = True
         try:
+            self.move()
             yield
         finally:
+            self._on_purpose = False
             watch.meanwhile = lambda: None
 
     def pause(self, seconds: float) -> None:
@@ -71,6 +85,7 @@ class Meanwhile:
 
     def _look(self, until: float) -> None:
         self.serve(until)
+        self.move()
         now, now_ns = self._clock.now(), self._clock.now_ns()
         for row in self._requests.expired(now):
             self._requests.end(row, FinishReason.ERROR, now_ns, error="deadline")

@@ -31,6 +31,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine stands: unfinished requests, the scheduler's numbers, and counters since the start.
 
     ``proposed_tokens`` were verified, and ``accepted_tokens`` of them committed; both 0 without speculation.
+    ``moved``: requests, each choice counted, that a group went on with which another had begun, or was to begin.
     """
 
     unfinished: int
@@ -41,6 +42,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerStats
     proposed_tokens: int = 0
     accepted_tokens: int = 0
+    moved: int = 0
 
 
 class Observers(Protocol):

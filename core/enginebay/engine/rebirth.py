@@ -69,7 +69,7 @@ class Rebirth:
         is not resurrected. Raises the setback's error when the engine has to die of it.
         """
         action = self._decide(setback)  # the engine's death at once is no recovery
-        with recovering(setback, self._parts) as recovery, self.meanwhile.of(setback):
+        with recovering(setback, self._parts) as recovery, self.meanwhile.of(setback, recovery):
             self._recover(setback, action, drain, recovery)
 
     def _recover(self, first: Setback, action: Action, drain: Callable[[], None] | None, recovery: Recovery) -> None:
@@ -78,6 +78,7 @@ class Rebirth:
             restart = self._restart(first, setback)
             convict = self.isolation.accuse() or convict
             self._void(setback, recovery, " with new workers")
+            self.meanwhile.move()
             try:
                 self._respawn(first, setback, restart)
                 break

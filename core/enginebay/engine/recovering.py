@@ -7,7 +7,7 @@ an event, and the same parts follow once more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -58,7 +58,7 @@ class Recovery:
     def __init__(self, span: Span, parts: CoreParts) -> None:
         self._span, self._parts = span, parts
         self._recorded = span.is_recording()
-        self._num_void = 0
+        self._num_void = self._num_moved = 0
         self._lost: tuple[str, ...] = ()
 
     def lost(self, setback: Setback) -> None:
@@ -94,6 +94,18 @@ class Recovery:
         if request_id is not None:
             self._span.add_event("isolated", {tracing.REQUEST_ID: request_id})
 
+    @property
+    def context(self) -> SpanContext | None:
+        """What the span of a request can link to; None: nobody records this one."""
+        return self._span.get_span_context() if self._recorded else None
+
+    def moved(self, counts: Mapping[int, int]) -> None:
+        """So many requests have gone to each of these other groups, by its number."""
+        self._num_moved += sum(counts.values())
+        self._span.set_attribute(tracing.MOVED, self._num_moved)
+        for group, count in sorted(counts.items()):
+            self._span.add_event("moved", {tracing.GROUP: group, tracing.MOVED: count})
+
     @contextmanager
     def requeue(self, requests: Requests) -> Iterator[SpanContext | None]:
         """The block gives the requests to a fresh scheduler; yields what their spans can link to."""
@@ -102,7 +114,7 @@ class Recovery:
                 counts = {tracing.REQUEUED: len(requests), tracing.TO_RECOMPUTE: requests.num_computed}
                 span.set_attributes(counts)
                 self._span.set_attributes(counts)
-            yield self._span.get_span_context() if self._recorded else None
+            yield self.context
 
     def gave_up(self, error: BaseException) -> None:
         """There is no recovery, because of ``error``."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from opentelemetry.trace import SpanContext
 
 from enginebay.engine.admission.limits import AdmissionLimits
 from enginebay.engine.commit import DetokenizerFactory, Ends, TextState, trim
+from enginebay.engine.deadlines import Deadlines
 from enginebay.engine.grammars import Grammars
 from enginebay.engine.ledger import Ledger, Row
 from enginebay.engine.live import Live, Lives
@@ -34,16 +33,13 @@ __all__ = ["Requests"]
 
 _log = logging.getLogger(__name__)
 
-_MANY_DEADLINES: Final = 64
-"""Beyond twice the live requests and these, the deadlines are mostly of requests that have ended."""
-
 
 class Requests:
     """The live requests. What a row's end needs is done in one place, so that no map keeps a dead one.
 
     ``num_prefilled`` counts the prompts' tokens that were sent to be computed for the first time, ``num_proposed`` the
-    proposals that were verified, ``num_accepted`` those of them that were committed, ``num_structured`` the live
-    requests with a grammar; ``busy_since`` is when a request came while there was none (monotonic seconds).
+    proposals that were verified, ``num_accepted`` those that were committed, ``num_moved`` the choices that came from
+    other groups, ``num_structured`` the live requests with a grammar; ``busy_since``: a request came, the only one.
     """
 
     def __init__(
@@ -57,10 +53,8 @@ class Requests:
         grammars: Grammars | None = None,
     ) -> None:
         self.ledger = Ledger()
-        self.num_finished = 0
-        self.num_tokens = 0
-        self.num_prefilled = 0
-        self.num_proposed = self.num_accepted = 0
+        self.num_finished = self.num_tokens = self.num_prefilled = 0
+        self.num_proposed = self.num_accepted = self.num_moved = 0
         self.num_structured = 0
         self.busy_since = 0.0
         self._spans = spans
@@ -70,7 +64,7 @@ class Requests:
         self._on_finished = on_finished
         self._grammars = grammars or Grammars()
         self._live = Lives()
-        self._deadlines: list[tuple[float, int, str]] = []
+        self._deadlines = Deadlines(self.ledger)
         self._outputs: list[RequestOutput] = []
 
     def __len__(self) -> int:
@@ -84,8 +78,7 @@ class Requests:
     @property
     def num_computed(self) -> int:
         """Known tokens of live requests that were sent to be computed: so many are again when the KV cache is lost."""
-        known = ((live, len(live.row.prompt_token_ids) + len(live.row.committed)) for live in self._live)
-        return sum(min(live.computed, count) for live, count in known)
+        return sum(min(one.computed, len(one.row.prompt_token_ids) + len(one.row.committed)) for one in self._live)
 
     @property
     def has_outputs(self) -> bool:
@@ -110,13 +103,29 @@ class Requests:
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len(),
         )
-        self._live.add(Live(row, text, timeline, ends))
-        if row.deadline is not None:
-            heapq.heappush(self._deadlines, (row.deadline, row.arrival_number, row.request_id))
+        self._begin(Live(row, text, timeline, ends), request)
+        return row
+
+    def leave(self, row: Row) -> Live:
+        """Give a live request away with all that is derived beside its row: it goes on elsewhere. No step has it."""
+        self.ledger.leave(row)
+        return self._leave(row)
+
+    def enter(self, lives: Sequence[Live], now_ns: int) -> None:
+        """Go on with live requests that were given away elsewhere; what is committed of them stands. Ids are free."""
+        if not len(self.ledger):
+            self.busy_since = now_ns / 1e9
+        for live in lives:
+            live.void()
+            self.ledger.enter(live.row)
+            self._begin(live, live.row.request())
+
+    def _begin(self, live: Live, request: EngineRequest) -> None:
+        self._live.add(live)
+        self._deadlines.add(live.row)
         if request.params.structured is not None:
             self.num_structured += 1
             self._grammars.hold(request)
-        return row
 
     def release(self, give: Callable[[EngineRequest], None], now_ns: int) -> None:
         """Give those to the scheduler whose grammars have become ready. One that cannot be used refuses its request."""
@@ -264,13 +273,7 @@ class Requests:
 
     def expired(self, now: float) -> list[Row]:
         """The live rows whose deadline has passed."""
-        rows = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, number, request_id = heapq.heappop(self._deadlines)
-            row = self.ledger.get(request_id)
-            if row is not None and row.arrival_number == number:
-                rows.append(row)
-        return rows
+        return self._deadlines.passed(now)
 
     def link_step(self, flight: InFlight) -> None:
         """Tie a recorded step and its requests in both directions: those that join here, and each one's last."""
@@ -285,16 +288,13 @@ class Requests:
 
     def _close(self, row: Row, now_ns: int) -> None:
         self.num_finished += 1
+        live = self._leave(row)
+        live.timeline.last_step = live.last_step
+        self._on_finished(self._spans.close(row, live.timeline, now_ns))
+
+    def _leave(self, row: Row) -> Live:
         if row.params.structured is not None:
             self.num_structured -= 1
             self._grammars.close(row.request_id)
-        if len(self._deadlines) > 2 * len(self.ledger) + _MANY_DEADLINES:
-            self._deadlines = [
-                (live.deadline, live.arrival_number, live.request_id)
-                for live in self.ledger
-                if live.deadline is not None
-            ]
-            heapq.heapify(self._deadlines)
-        live = self._live.pop(row.request_id)
-        live.timeline.last_step = live.last_step
-        self._on_finished(self._spans.close(row, live.timeline, now_ns))
+        self._deadlines.prune()
+        return self._live.pop(row.request_id)

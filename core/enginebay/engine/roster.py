@@ -205,9 +205,9 @@ class Roster:
             )
         )
 
-    def forgive(self) -> None:
-        """What they ended of was a request, which is gone."""
-        self._supervision.forgive(tuple(slot.name for slot in self.slots))
+    def forgive(self, others: tuple[str, ...] = ()) -> None:
+        """What they ended of was a request, which is gone, and so did those in the slots of other groups."""
+        self._supervision.forgive((*(slot.name for slot in self.slots), *others))
 
     def back_off(self, restart: Restart, why: str) -> None:
         """They are started ``restart.after`` seconds from now."""

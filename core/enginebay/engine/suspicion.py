@@ -43,6 +43,14 @@ class Suspicion:
         self._accused |= dict.fromkeys(present)
         return None
 
+    def accuse(self, request_id: str) -> None:
+        """It comes from where a worker was lost in a step of it."""
+        self._accused[request_id] = None
+
+    def is_suspect(self, request_id: str) -> bool:
+        """Whether it is to run alone."""
+        return request_id in self._suspects
+
     def committed(self, request_ids: Iterable[str]) -> None:
         """A step of these requests came to its end, and each has a token of it."""
         for one in request_ids:

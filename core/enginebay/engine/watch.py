@@ -58,6 +58,11 @@ class WorkerWatch:
         self._expected = frozenset(incarnations)
         self._exits.clear()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a death that counts was reported; from any thread."""
+        return any(self._expected is None or one.incarnation in self._expected for one in self._exits)
+
     def raise_if_lost(self) -> None:
         """Raise ``WorkerLost`` when a death that counts was reported."""
         for worker_exit in self._exits:

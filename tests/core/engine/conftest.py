@@ -14,6 +14,7 @@ from support.fake_engine import FakeRunner
 from support.fake_engines import Installed, install
 from support.fake_life import FAILING, write_weights
 from support.groups import Groups
+from support.moving import Hand, MakeHand
 from support.served import Serving, serve
 
 
@@ -93,3 +94,17 @@ def make_groups() -> Iterator[Callable[..., Groups]]:
     yield make
     for groups in made:
         groups.close()
+
+
+@pytest.fixture
+def hand() -> Iterator[MakeHand]:
+    """Makes sets of fake engines that a test turns by hand, and closes them."""
+    made: list[Hand] = []
+
+    def make(*args: Any, **rest: Any) -> Hand:
+        made.append(Hand(*args, **rest))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from enginebay.engine import client as module
+from enginebay.engine import collector as module
 from enginebay.engine.admission.admit import Ask
 from enginebay.engine.client import InProcessClient
 from enginebay.engine.collector import Collector

@@ -14,7 +14,7 @@ from enginebay.engine.replicas.replicas import ReplicaSet
 from enginebay.engine.startup.bringup import BringUp
 from enginebay.engine.startup.groups import group_plan
 from enginebay.engine.startup.plan import Plan, plan
-from enginebay.errors import CapabilityError, EnginebayError, WorkerFailed, WorkerLost
+from enginebay.errors import CapabilityError, EnginebayError, EngineDead, WorkerFailed, WorkerLost
 from enginebay.messages import FinishReason
 from enginebay.plugins import PluginHost
 from enginebay.runtime import Entropy, system_runtime
@@ -179,11 +179,11 @@ def test_the_end_of_a_group_is_told_beside_the_others_answers(
 
         def die() -> None:
             if lost.stats().unfinished:
-                raise WorkerLost("rank 0: the worker ended (signal 9)")
+                raise EngineDead("the engine stopped: its executor broke")
 
         monkeypatch.setattr(lost._execution, "check_alive", die)
         if errors == "raise":
-            with pytest.raises(EnginebayError, match="signal 9"):
+            with pytest.raises(EnginebayError, match="its executor broke"):
                 llm.generate(PROMPTS, PARAMS)
         else:
             several = SamplingParams(max_tokens=6, ignore_eos=True, n=2, temperature=1.0)
@@ -191,7 +191,7 @@ def test_the_end_of_a_group_is_told_beside_the_others_answers(
             failed = [answer for answer in answers if answer.error is not None]
             assert 0 < len(failed) < len(PROMPTS)
             for answer in failed:
-                assert "signal 9" in str(answer.error)
+                assert "its executor broke" in str(answer.error)
                 assert [choice.finish_reason for choice in answer.choices] == [FinishReason.ERROR] * 2
             assert all(len(choice.token_ids) == 6 for one in answers if one not in failed for choice in one.choices)
         assert llm.generate("say:still here", errors=errors)[0].text == "still here"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from enginebay.engine.deadlines import Deadlines
 from enginebay.engine.requests import Requests
 from enginebay.engine.spans import TEXT_COMPLETION, RequestSpans, WallTime
 from enginebay.errors import EngineDead
@@ -49,7 +50,8 @@ class Held:
         self.requests.open(request(number, deadline), operation=TEXT_COMPLETION, now_ns=0)
 
     def maps(self) -> dict[str, int]:
-        return {name: len(value) for name, value in vars(self.requests).items() if isinstance(value, (dict, list))}
+        kinds = (dict, list, Deadlines)
+        return {name: len(value) for name, value in vars(self.requests).items() if isinstance(value, kinds)}
 
 
 def fails(*arguments: Any) -> Any:

@@ -94,6 +94,23 @@ def test_a_lost_group_gets_nothing_and_its_requests_count_no_more() -> None:
     assert taken(router, ask())[0] == 2
 
 
+def test_one_that_has_been_elsewhere_goes_to_who_has_least_to_do_and_is_able() -> None:
+    router = Router(4, prefix=0, slack=0)
+    for group, cost in enumerate((5, 2, 3, 1)):
+        router.put(group, cost)
+    assert router.other(lambda group: group != 3) == 1
+    router.rest(1, True, "a reason")
+    router.rest(1, True, "another")
+    router.rest(1, False, "a reason")
+    assert router.other(lambda group: group != 3) == 2
+    assert router.other(lambda group: group == 1) == 1, "it rests, and there is no other"
+    router.lose(2)
+    router.put(2, 7)  # it was chosen before it was lost
+    router.give_back(2, 7)
+    assert router.other(lambda group: group == 2) is None
+    assert router.loads() == (5, 2, None, 1)
+
+
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 400), st.integers(1, 200), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=80
 )

@@ -37,7 +37,7 @@ _BY_ALL = (AbortTensors, Resume, StopProfile)
 """What undoes something: it is done by the others also where one could not."""
 
 
-_SUMMED: Final = frozenset({"unfinished"})
+_SUMMED: Final = frozenset({"unfinished", "moved"})
 """Facts that are numbers, of which the engine's is the sum."""
 
 

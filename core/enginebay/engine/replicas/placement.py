@@ -22,11 +22,16 @@ class Place:
 
 
 class Placement:
-    """Takes an id when its request is placed, and frees it when the request has ended. Thread-safe."""
+    """Takes an id when its request is placed, and frees it when the request has ended. Thread-safe.
+
+    Whoever moves a request holds ``moving``. ``settled``: none is moved; written under it.
+    """
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._lock = threading.RLock()  # a dropped stream may abort from within any allocation
+        self.moving = threading.Lock()
+        self.settled = False
         self._live: dict[str, Place] = {}
 
     def loads(self) -> tuple[int | None, ...]:
@@ -44,10 +49,31 @@ class Placement:
         with self._lock:
             self._router.lose(group)
 
-    def rest(self, group: int, on: bool) -> None:
-        """This group is passed over as long as there is another; or, if not ``on``, it no longer is."""
+    def rest(self, group: int, on: bool, why: str = "") -> None:
+        """This group is passed over as long as there is another; or, if not ``on``, it no longer is for that reason."""
         with self._lock:
-            self._router.rest(group, on)
+            self._router.rest(group, on, why)
+
+    def settle(self, on: bool) -> None:
+        """From now on no request is moved; or, if not ``on``, they are again."""
+        with self.moving:
+            self.settled = on
+
+    def other(self, request_id: str, group: int, able: Callable[[int], bool]) -> int | None:
+        """The group that is to have an unfinished request of ``group``, of the others that are ``able``; None: none."""
+        with self._lock:
+            place = self._live.get(request_id)
+            if place is None or place.group != group:
+                return None
+            return self._router.other(lambda one: one != group and able(one))
+
+    def moved(self, request_id: str, to: int) -> None:
+        """The unfinished request of this id is in another group now."""
+        with self._lock:
+            place = self._live[request_id]
+            self._router.give_back(place.group, place.cost)
+            self._router.put(to, place.cost)
+            self._live[request_id] = Place(group=to, cost=place.cost)
 
     def place(self, asks: Sequence[Ask], end: Callable[[], EnginebayError]) -> list[Place]:
         """A group for each. Raises ``DuplicateRequest``, or ``end()`` when no group is left; then none is placed."""

@@ -16,28 +16,29 @@ from concurrent.futures import Future
 
 from enginebay.engine.admission.admit import AdmissionLimits, Ask, check_id
 from enginebay.engine.client import InProcessClient
-from enginebay.engine.collector import LOOK_SECONDS
+from enginebay.engine.collector import stats_of
 from enginebay.engine.control.tensors import Command
 from enginebay.engine.core import EngineCore
 from enginebay.engine.loop import Sink
 from enginebay.engine.parts import EngineStats
 from enginebay.engine.replicas.gathering import SummedStats, end_of_all, merged
+from enginebay.engine.replicas.moves import Moves
 from enginebay.engine.replicas.placement import Place, Placement
 from enginebay.engine.replicas.routing import Router
 from enginebay.engine.replicas.sending import sender
 from enginebay.engine.replicas.unison import Unison
 from enginebay.engine.spans import TEXT_COMPLETION
-from enginebay.errors import EnginebayError, EngineDead, RequestError, UnknownRequest
+from enginebay.errors import EnginebayError, EngineDead, RequestError
 from enginebay.messages import ControlDone, SamplingParams
 
 __all__ = ["ReplicaSet"]
 
 
 class ReplicaSet:
-    """An ``EnginePort`` over the groups of this process: one that dies takes its requests along, and no other's.
+    """An ``EnginePort`` over the groups of this process: the death of one is no other's.
 
-    A request is of one group from its start to its end, with all its choices. When the last group has died, the engine
-    has. Thread-safe.
+    A request is of one group at a time, with all its choices; of one without workers it goes to another, as ``Moves``
+    does it. When the last group has died, the engine has. Thread-safe.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class ReplicaSet:
         self._cores, self._clients = tuple(cores), tuple(self._client(core) for core in cores)
         longest = self._strictest().limits.max_model_len
         self._places = Placement(Router(len(cores), prefix=block_size, slack=slack, max_model_len=longest))
+        self._moves = Moves(self._places, lambda: (self._cores, self._clients))
+        self._moves.join(*range(len(cores)))
 
     def start(self) -> None:
         """Start every group's loop. They own the cores from here on, also when a start fails."""
@@ -89,6 +92,7 @@ class ReplicaSet:
             if (stopping := self._stop_deadline) is None:
                 self._clients = (*self._clients, client)
                 self._cores = (*self._cores, core)
+                self._moves.join(len(self._cores) - 1)
                 return self._places.add_group()
         client.begin_stop(stopping)
         client.stop()
@@ -189,36 +193,25 @@ class ReplicaSet:
     def _take_back(self, placed: Sequence[tuple[Place, Ask, Sink]]) -> None:
         """Abort what was sent, whose end then frees the id, and free the ids of what was not."""
         for place, ask, sink in placed:
-            client = self._clients[place.group]
-            client.abort_quietly(ask.request_id, sink)
-            if not client.is_live(ask.request_id):
+            self.abort_quietly(ask.request_id, sink)
+            if not self._clients[place.group].is_live(ask.request_id):
                 self._places.free(ask.request_id, place)
 
     def abort(self, request_id: str) -> None:
         """End a request of this client. Raises ``UnknownRequest`` for an id that no unfinished request has."""
         check_id(request_id)
         self.check_alive()  # before any lock: in a forked child its owner may be a thread that is not there
-        group = self._places.group_of(request_id)
-        if group is None:
-            raise UnknownRequest(f"no unfinished request has the id {request_id!r}", param="request_id")
-        self._clients[group].abort(request_id)
+        self._moves.abort(request_id)
 
     def abort_quietly(self, request_id: str, sink: Sink) -> None:
         """End the request of this id whose outputs go to ``sink``, if there is one."""
         if not self.is_of_this_process:
             return
-        group = self._places.group_of(request_id)
-        if group is not None:
-            self._clients[group].abort_quietly(request_id, sink)
+        self._moves.abort_quietly(request_id, sink)
 
     def stats(self) -> EngineStats:
         """The sum of how the groups stand; waits for the steps that run. Raises the engine's end, or ``WorkerHung``."""
-        answer, asked = self.ask_stats(), self.now
-        while True:
-            try:
-                return self._runtime.wait(answer, self.now + LOOK_SECONDS)
-            except TimeoutError:
-                self.check_patience(answer, asked)
+        return stats_of(self, self._runtime)
 
     def ask_stats(self) -> Future[EngineStats]:
         """The same without waiting. Whoever waits calls ``check_patience`` every ``LOOK_SECONDS``."""
@@ -269,10 +262,8 @@ class ReplicaSet:
             client.stop()
 
     def _look(self) -> None:
-        """Whose core has died takes no more requests."""
-        for group, client in enumerate(self._clients):
-            if not client.is_alive():
-                self._places.lose(group)
+        """Whose core has died takes no more requests, and whose workers are away or late none that another can take."""
+        self._moves.look()
 
     def _end(self) -> EnginebayError:
         deaths = (client.death() for client in self._clients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,7 +64,7 @@ class Router:
         self._max_model_len = max_model_len
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
-        self._resting: set[int] = set()
+        self._resting: set[tuple[int, str]] = set()
 
     def loads(self) -> tuple[int | None, ...]:
         """Tokens that each group has to do; None: it is lost."""
@@ -79,31 +79,45 @@ class Router:
         """This group takes no more requests."""
         self._loads[group] = None
 
-    def rest(self, group: int, on: bool) -> None:
-        """This group is passed over as long as there is another; or, if not ``on``, it no longer is."""
-        (self._resting.add if on else self._resting.discard)(group)
+    def rest(self, group: int, on: bool, why: str = "") -> None:
+        """This group is passed over as long as there is another; or, if not ``on``, it no longer is for that reason."""
+        (self._resting.add if on else self._resting.discard)((group, why))
 
     def take(self, ask: Ask) -> tuple[int, int] | None:
         """(group, cost) for a request; None when no group is left."""
         key = self._key(ask)
         preferred = self._homes.get(key) if key is not None else None
-        awake = [None if index in self._resting else load for index, load in enumerate(self._loads)]
-        group = choose(awake, preferred=preferred, slack=self._slack)
-        if group is None:
-            group = choose(self._loads, preferred=preferred, slack=self._slack)
+        group = self._choose(self._loads, preferred)
         if group is None:
             return None
-        load, cost = self._loads[group], cost_of(ask, self._max_model_len)
-        assert load is not None, "a lost group was chosen"
-        self._turn += 1
-        load.tokens += cost
-        load.chosen = self._turn
+        cost = cost_of(ask, self._max_model_len)
+        self.put(group, cost)
         if key is not None:
             self._homes[key] = group
             self._homes.move_to_end(key)
             if len(self._homes) > _MOST_PREFIXES:
                 self._homes.popitem(last=False)
         return group, cost
+
+    def other(self, able: Callable[[int], bool]) -> int | None:
+        """The group of those that are ``able`` that takes a request which has been elsewhere; None: none is there."""
+        return self._choose([load if able(index) else None for index, load in enumerate(self._loads)], None)
+
+    def put(self, group: int, cost: int) -> None:
+        """A request has gone to this group; nothing is counted for one that has been lost by then."""
+        self._turn += 1
+        if (load := self._loads[group]) is not None:
+            load.tokens += cost
+            load.chosen = self._turn
+
+    def _choose(self, loads: Sequence[Load | None], preferred: int | None) -> int | None:
+        """Of those that do not rest, if there are any."""
+        if self._resting:
+            resting = {group for group, _ in self._resting}
+            awake = [None if index in resting else load for index, load in enumerate(loads)]
+            if (group := choose(awake, preferred=preferred, slack=self._slack)) is not None:
+                return group
+        return choose(loads, preferred=preferred, slack=self._slack)
 
     def give_back(self, group: int, cost: int) -> None:
         """A request has ended, or was not taken."""

@@ -10,7 +10,7 @@ from enginebay.engine.control.tensors import Command, RestartFrom
 from enginebay.engine.core import EngineCore
 from enginebay.engine.replicas.gathering import for_each_group
 from enginebay.engine.replicas.placement import Placement
-from enginebay.messages import ControlDone, RestartWorkers
+from enginebay.messages import ControlDone, Drain, RestartWorkers, Resume
 
 __all__ = ["sender"]
 
@@ -30,6 +30,8 @@ def sender(
     """
     if isinstance(command, RestartWorkers):
         return _rolling(groups, cores, clients, places)
+    if isinstance(command, Drain | Resume):
+        places.settle(isinstance(command, Drain))  # each group says itself whether its requests have ended
     commands = for_each_group(command, [cores[group].parts.num_ranks for group in groups])
     return lambda index: clients[groups[index]].control(commands[index])
 
