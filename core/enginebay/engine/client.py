@@ -79,18 +79,20 @@ class InProcessClient:
         return os.getpid() == self._pid
 
     def check_alive(self) -> None:
-        """Raise the engine's end when nobody is there to answer, or may be: whoever asks here is about to wait.
+        """Raise the engine's end when nobody is there to answer, or may be: whoever asks here is about to wait."""
+        self.check_apart()
+        self.check_there()
 
-        In the engine's own thread, in which it calls its plugins, the wait would be for itself.
-        """
+    def check_apart(self) -> None:
+        """Raise ``PluginBroken`` in the engine's own thread, in which it calls its plugins."""
         if threading.get_ident() == self._thread_id:
             raise PluginBroken(
                 "a plugin, called in the engine's own thread, asks the engine for something: it would wait for itself; "
                 "ask from another thread"
             )
-        self._check_there()
 
-    def _check_there(self) -> None:
+    def check_there(self) -> None:
+        """Raise the engine's end when it has ended: for what needs no answer."""
         if not self.is_of_this_process:
             raise EngineDead(
                 f"the engine runs in process {self._pid}, and this process was forked from it, which takes none of "
@@ -155,7 +157,7 @@ class InProcessClient:
         Raises ``UnknownRequest`` for an id that no unfinished request has.
         """
         check_id(request_id)
-        self._check_there()  # before any lock: in a forked child its owner may be a thread that is not there
+        self.check_there()  # before any lock: in a forked child its owner may be a thread that is not there
         tracked = self._live.get(request_id)
         if tracked is None:
             raise UnknownRequest(f"no unfinished request has the id {request_id!r}", param="request_id")
@@ -167,7 +169,7 @@ class InProcessClient:
         It may have ended by now, or been refused, and the engine may have ended too.
         """
         try:
-            self._check_there()  # before any lock, as in ``abort``
+            self.check_there()  # before any lock, as in ``abort``
             tracked = self._live.get(request_id)
             if tracked is not None and tracked.sink is sink:
                 self._loop.send(Abort(request_id=request_id, sink=tracked))
@@ -204,7 +206,7 @@ class InProcessClient:
         """
         asked = Do(command=command)
         if isinstance(command, ReadStatus):
-            self._check_there()
+            self.check_there()
             asked.answer.set_result(self._core.status())
         else:
             self.check_alive()

@@ -9,6 +9,9 @@ import pytest
 
 from enginebay.engine.admission.admit import Ask
 from enginebay.engine.client import InProcessClient
+from enginebay.engine.collector import Collector
+from enginebay.engine.port import EnginePort
+from enginebay.engine.replicas.replicas import ReplicaSet
 from enginebay.errors import EnginebayError
 from enginebay.interfaces import NoOptions, Policy, RequestView
 from enginebay.messages import ReadStatus, RequestOutput, ResetPrefixCache, SamplingParams
@@ -33,31 +36,50 @@ class Kept:
         self.ended.set()
 
 
-def client_with(act: Callable[[], object], *, stop_timeout: float = 10.0) -> InProcessClient:
-    """The client of an engine whose policy acts when it is asked for a key."""
+def acting(act: Callable[[], object]) -> type[Policy[NoOptions]]:
+    """A policy that acts when it is asked for a key."""
 
     class Acting(Policy[NoOptions]):
         def key(self, request: RequestView) -> tuple[int]:
             act()
             return (request.arrival_number,)
 
-    client = InProcessClient(FakeEngine(policy=Acting).core, stop_timeout=stop_timeout)
+    return Acting
+
+
+def client_with(act: Callable[[], object], *, stop_timeout: float = 10.0) -> InProcessClient:
+    """The client of an engine whose policy is ``acting``."""
+    client = InProcessClient(FakeEngine(policy=acting(act)).core, stop_timeout=stop_timeout)
     client.start()
     return client
+
+
+def groups_with(act: Callable[[], object]) -> ReplicaSet:
+    """Two groups whose policy is ``acting``: what one's thread asks of both must not wait for it either."""
+    groups = ReplicaSet([FakeEngine(policy=acting(act)).core for _ in range(2)], stop_timeout=10.0)
+    groups.start()
+    return groups
+
+
+MAKES: list[Callable[[Callable[[], object]], InProcessClient | ReplicaSet]] = [client_with, groups_with]
 
 
 def ask() -> Ask:
     return Ask(request_id="a", prompt_token_ids=(104, 105), params=SamplingParams(max_tokens=3))
 
 
-@pytest.mark.parametrize("what", ["stats", "reset", "add"])
-def test_a_plugin_that_asks_the_engine_in_its_own_thread_is_told_so(what: str) -> None:
+@pytest.mark.parametrize("make", MAKES, ids=["one group", "two groups"])
+@pytest.mark.parametrize("what", ["stats", "reset", "add", "read"])
+def test_a_plugin_that_asks_the_engine_in_its_own_thread_is_told_so(
+    what: str, make: Callable[[Callable[[], object]], InProcessClient | ReplicaSet]
+) -> None:
     acts: dict[str, Callable[[], object]] = {
         "stats": lambda: client.stats(),
         "reset": lambda: client.control(ResetPrefixCache()),
         "add": lambda: client.add_request(ask(), Kept()),
+        "read": lambda: Collector().wait(client),
     }
-    client = client_with(acts[what])
+    client: EnginePort = make(acts[what])
     sink = Kept()
     try:
         client.add_request(ask(), sink)
@@ -70,9 +92,12 @@ def test_a_plugin_that_asks_the_engine_in_its_own_thread_is_told_so(what: str) -
         client.stop()
 
 
-def test_a_plugin_may_read_the_status_and_ask_for_the_end() -> None:
+@pytest.mark.parametrize("make", MAKES, ids=["one group", "two groups"])
+def test_a_plugin_may_read_the_status_and_ask_for_the_end(
+    make: Callable[[Callable[[], object]], InProcessClient | ReplicaSet],
+) -> None:
     done: list[object] = []
-    client = client_with(lambda: (done.append(client.control(ReadStatus()).done()), client.abort("none-such")))
+    client = make(lambda: (done.append(client.control(ReadStatus()).done()), client.abort("none-such")))
     sink = Kept()
     try:
         client.add_request(ask(), sink)

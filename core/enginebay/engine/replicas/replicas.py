@@ -29,7 +29,7 @@ from enginebay.engine.replicas.sending import sender
 from enginebay.engine.replicas.unison import Unison
 from enginebay.engine.spans import TEXT_COMPLETION
 from enginebay.errors import EnginebayError, EngineDead, RequestError
-from enginebay.messages import ControlDone, SamplingParams
+from enginebay.messages import ControlDone, ReadStatus, SamplingParams
 
 __all__ = ["ReplicaSet"]
 
@@ -126,11 +126,16 @@ class ReplicaSet:
         return self._runtime.clock.now()
 
     def check_alive(self) -> None:
-        """Raise the engine's end when no group is there to answer."""
+        """Raise the engine's end when no group is there to answer, or ``PluginBroken`` in a group's own thread."""
+        for client in self._clients:
+            client.check_apart()
+        self._check_there()
+
+    def _check_there(self) -> None:
         errors: list[EnginebayError] = []
         for client in self._clients:
             try:
-                client.check_alive()
+                client.check_there()
             except EnginebayError as error:
                 errors.append(error)
             else:
@@ -160,8 +165,7 @@ class ReplicaSet:
         """Send several as one: each to its group, and those of a group as one. All are taken, or none is."""
         if not validated:
             asks = [(self.validate(ask), sink) for ask, sink in asks]
-        if not self.is_of_this_process:
-            self.check_alive()
+        self.check_alive()
         self._unison.check()
         while asks:
             asks = self._send(asks, operation)
@@ -200,7 +204,7 @@ class ReplicaSet:
     def abort(self, request_id: str) -> None:
         """End a request of this client. Raises ``UnknownRequest`` for an id that no unfinished request has."""
         check_id(request_id)
-        self.check_alive()  # before any lock: in a forked child its owner may be a thread that is not there
+        self._check_there()  # before any lock: in a forked child its owner may be a thread that is not there
         self._moves.abort(request_id)
 
     def abort_quietly(self, request_id: str, sink: Sink) -> None:
@@ -215,6 +219,7 @@ class ReplicaSet:
 
     def ask_stats(self) -> Future[EngineStats]:
         """The same without waiting. Whoever waits calls ``check_patience`` every ``LOOK_SECONDS``."""
+        self.check_alive()
         parts, errors = [], []
         for client in self._clients:
             try:
@@ -233,7 +238,7 @@ class ReplicaSet:
 
     def control(self, command: Command) -> Future[ControlDone]:
         """Ask every living group, one when the one before has done it. The future has the answer, or its error."""
-        self.check_alive()
+        (self._check_there if isinstance(command, ReadStatus) else self.check_alive)()  # that one is answered at once
         groups = [group for group, load in enumerate(self.loads) if load is not None]
         send = sender(command, groups, self._cores, self._clients, self._places)
         return self._unison.control(self._runtime, command, groups, send, len(self._cores))
