@@ -7,8 +7,6 @@ lost too. The few that are left, a handful for a model that is sure of anything,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,17 +14,15 @@ from enginebay.worker.filters import Floats, Ids
 from enginebay.worker.noise import noise_bits
 from enginebay.worker.shortlists import Scores, scaled
 
-__all__ = ["Contenders", "Keys", "contenders"]
-
-Keys = NDArray[np.uint64]
-Contenders = Callable[[Scores, Floats, Floats, Floats, Keys], tuple[Ids, Ids]]
-"""``contenders``, or a runner's faster way to the same: it may find more, and never fewer."""
+__all__ = ["contenders"]
 
 _MARGIN = np.float32(1.001)
 """For all that single precision rounds."""
 
 
-def contenders(scores: Scores, highest: Floats, temperatures: Floats, bounds: Floats, keys: Keys) -> tuple[Ids, Ids]:
+def contenders(
+    scores: Scores, highest: Floats, temperatures: Floats, bounds: Floats, keys: NDArray[np.uint64]
+) -> tuple[Ids, Ids]:
     """(rows, ids), in rising order, of ``[rows, vocab_size]`` scores; ``bounds`` are the values of any
     tokens of theirs: ``exp(-(score + noise))``."""
     ids = np.arange(scores.shape[1], dtype=np.uint64)

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 
 from enginebay.messages import SamplingParams, TokenLogprob
-from enginebay.worker.contenders import Contenders
-from enginebay.worker.contenders import contenders as plain_contenders
-from enginebay.worker.filters import Floats
+from enginebay.worker.filters import NOBODY, Floats, Ids
 from enginebay.worker.logprobs import host, in_chunks, token_logprobs, unusable
 from enginebay.worker.masks import Mask, add_bias, apply_masks, ban, banned_tokens, wants_bans
 from enginebay.worker.noise import draw_key
 from enginebay.worker.penalties import penalize, wants_penalties
-from enginebay.worker.random_draws import Chance, Shortlist, settle, shortlists
+from enginebay.worker.random_draws import Chance, Quick, Shortlist, settle, shortlists
+from enginebay.worker.shortlists import Scores
 
 __all__ = ["Draw", "Drawn", "Largest", "draw_tokens", "plain_largest", "takes_the_largest"]
 
@@ -82,12 +81,13 @@ def draw_tokens(
     *,
     masks: Sequence[Mask | None] | None = None,
     largest: Largest = plain_largest,
-    contenders: Contenders = plain_contenders,
+    quick: Quick | None = None,
 ) -> Drawn:
     """Draw a token for each row of ``logits`` ``[len(draws), vocab_size]`` (any float dtype, any device).
 
     ``masks`` has, for each row, what its grammar allows (``masks.grammar_masks``), None for a row without one.
     A row without a largest finite logit (NaN, infinite, or every token banned) is a fault of that row alone.
+    ``quick`` draws what it is sure of; without it, the tokens are the same ones.
     """
     assert logits.ndim == 2, f"logits have shape {tuple(logits.shape)}"
     assert len(draws) == len(logits), f"{len(draws)} draws for {len(logits)} rows of logits"
@@ -109,9 +109,9 @@ def draw_tokens(
             shaped.append(row)
         elif draw.params.temperature > 0:
             plain.append(row)
-    lists = _plain_lists(logits, plain, draws, peaks, best, contenders)
+    lists = _plain_lists(logits, plain, draws, peaks, best, drawn, quick)
     for rows in in_chunks(shaped, logits.shape[1]):
-        lists |= _shape(logits, rows, draws, masks, drawn, contenders)
+        lists |= _shape(logits, rows, draws, masks, drawn, quick)
     for row, token in zip(lists, settle(list(lists.values())), strict=True):
         drawn.token_ids[row] = token
     for row in drawn.faults:
@@ -126,15 +126,44 @@ def _plain_lists(
     draws: Sequence[Draw],
     peaks: Sequence[float],
     best: torch.Tensor,
-    contenders: Contenders,
+    drawn: Drawn,
+    quick: Quick | None,
 ) -> dict[int, Shortlist]:
-    """The shortlists of rows that draw from the logits as they came."""
+    """``_lists`` of the rows that draw from the logits as they came."""
     if not rows:
         return {}
-    scores, tops = host(logits, rows), best.cpu().numpy()[rows]
-    highest = np.array([peaks[row] for row in rows])
-    lists = shortlists(scores, highest, tops, [_chance(draws[row]) for row in rows], contenders)
-    return dict(zip(rows, lists, strict=True))
+    highest, tops = np.array([peaks[row] for row in rows]), best.cpu().numpy()[rows]
+    every = quick is not None and logits.dtype in (torch.float32, torch.float64)  # no copy of a few rows is made
+    scores, places = (host(logits, range(len(logits))), rows) if every else (host(logits, rows), range(len(rows)))
+    return _lists(scores, places, highest, tops, rows, draws, drawn, quick)
+
+
+def _lists(
+    scores: Scores,
+    places: Sequence[int],
+    highest: Floats,
+    best: Ids,
+    rows: Sequence[int],
+    draws: Sequence[Draw],
+    drawn: Drawn,
+    quick: Quick | None,
+) -> dict[int, Shortlist]:
+    """Tokens of the rows whose scores stand at these places, as far as ``quick`` is sure; shortlists of the others."""
+    chances = [_chance(draws[row]) for row in rows]
+    open_ones = list(range(len(rows)))
+    if quick is not None:
+        tokens = quick(scores, places, highest, best, chances)
+        open_ones = [at for at, token in enumerate(tokens) if token == NOBODY]
+        for row, token in zip(rows, tokens, strict=True):
+            drawn.token_ids[row] = token
+    if not open_ones:
+        return {}
+    part = [places[at] for at in open_ones]
+    every = len(part) == len(scores)
+    lists = shortlists(
+        scores if every else scores[part], highest[open_ones], best[open_ones], [chances[at] for at in open_ones]
+    )
+    return dict(zip((rows[at] for at in open_ones), lists, strict=True))
 
 
 def _shape(
@@ -143,9 +172,9 @@ def _shape(
     draws: Sequence[Draw],
     masks: Sequence[Mask | None] | None,
     drawn: Drawn,
-    contenders: Contenders,
+    quick: Quick | None,
 ) -> dict[int, Shortlist]:
-    """Greedy tokens and faults of these rows into ``drawn``; the shortlists of those that draw at random."""
+    """Greedy tokens and faults of these rows into ``drawn``; ``_lists`` of those that draw at random."""
     scores = host(logits, rows).astype(np.float64)
     for place, row in enumerate(rows):
         _change(scores[place], draws[row], None if masks is None else masks[row])
@@ -162,10 +191,8 @@ def _shape(
             random.append(place)
     if not random:
         return {}
-    chances = [_chance(draws[rows[place]]) for place in random]
-    part = scores if len(random) == len(rows) else scores[random]
-    lists = shortlists(part, highest[random], best[random], chances, contenders)
-    return dict(zip((rows[place] for place in random), lists, strict=True))
+    asked = [rows[place] for place in random]
+    return _lists(scores, random, highest[random], best[random], asked, draws, drawn, quick)
 
 
 def _chance(draw: Draw) -> Chance:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from enginebay.messages import GrammarOutput, TokenLogprob
-from enginebay.worker.contenders import Contenders
-from enginebay.worker.contenders import contenders as plain_contenders
 from enginebay.worker.masks import grammar_masks
+from enginebay.worker.random_draws import Quick
 from enginebay.worker.sampling import Draw, Largest, draw_tokens, plain_largest, takes_the_largest
 from enginebay.worker.table import ScheduledRow
 
@@ -42,7 +41,7 @@ def draw_step(
     grammar: GrammarOutput | None = None,
     *,
     largest: Largest = plain_largest,
-    contenders: Contenders = plain_contenders,
+    quick: Quick | None = None,
 ) -> StepDraws:
     """Draw for the rows of a step that reach the end of what is known.
 
@@ -66,7 +65,7 @@ def draw_step(
             [_draw(rows[index], depth, eos_token_ids) for index in going],
             masks=None if masks is None else [masks[position] for position in at],
             largest=largest,
-            contenders=contenders,
+            quick=quick,
         )
         further: list[int] = []
         for place, index in enumerate(going):

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from enginebay.worker.contenders import Keys, contenders
 from enginebay.worker.filters import Floats, Ids
+from enginebay.worker.random_draws import Chance
 from enginebay.worker.shortlists import Scores
 
-__all__ = ["native_contenders"]
-
-_SINGLE = 5e3
-"""By so much at most a score may exceed its temperature that is rounded to single precision: a score that may win is
-less than 60 temperatures below the largest, so what rounding changes of the quotient is under 4e-4, and the margin
-that ``contenders`` leaves is 1e-3."""
+__all__ = ["native_draws"]
 
 
-def native_contenders(
-    scores: Scores, highest: Floats, temperatures: Floats, bounds: Floats, keys: Keys
-) -> tuple[Ids, Ids]:
-    """See ``contenders``. Where single precision would move scores too far, at very low temperatures, the plain way."""
-    single = scores
-    if scores.dtype != np.float32:
-        if (np.abs(highest) > _SINGLE * temperatures).any():
-            return contenders(scores, highest, temperatures, bounds, keys)
-        with np.errstate(over="ignore"):
-            single = scores.astype(np.float32)
-    given = (single, highest, temperatures, bounds, keys.view(np.int64))
-    rows, ids = torch.ops.enginebay.contenders(*map(torch.from_numpy, given))
-    return rows.numpy(), ids.numpy()
+def native_draws(
+    scores: Scores, rows: Sequence[int], highest: Floats, best: Ids, chances: Sequence[Chance]
+) -> Sequence[int]:
+    """A ``Quick``. What it computes otherwise than numpy is so near that it can tell where that might matter."""
+    params = [chance.params for chance in chances]
+    given = (
+        scores,
+        np.asarray(rows, dtype=np.int64),
+        highest,
+        best,
+        np.array([chance.key for chance in chances], dtype=np.uint64).view(np.int64),
+        np.array([one.temperature for one in params]),
+        np.array([one.top_k for one in params], dtype=np.int64),
+        np.array([one.min_p for one in params], dtype=np.float64),
+        np.array([one.top_p for one in params], dtype=np.float64),
+    )
+    tokens: list[int] = torch.ops.enginebay.draws(*map(torch.from_numpy, given)).tolist()
+    return tokens

@@ -61,6 +61,8 @@ SCHEMAS = {
     "all_gather": "(Tensor x, int[] sizes, str group) -> Tensor",
     # logits [S, N] → ids [S] int64 (the lowest among equals; NaN is the largest), values [S] float32
     "greedy": "(Tensor logits) -> (Tensor, Tensor)",
+    # x [S, K] → linear(x, weight, bias, out_features, float_out=True), and greedy of it
+    "linear_greedy": "(Tensor x, Tensor weight, Tensor? bias, int out_features) -> (Tensor, Tensor, Tensor)",
 }
 """Operator → schema. Results never alias arguments; the two caches of attention are written at ``slots``."""
 
@@ -156,6 +158,13 @@ def _fake_greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def _fake_linear_greedy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits = _fake_linear(x, weight, bias, out_features, float_out=True)
+    return logits, *_fake_greedy(logits)
+
+
 _FAKES: dict[str, Callable[..., Any]] = {
     "rms_norm": _fake_rms_norm,
     "add_rms_norm": _fake_add_rms_norm,
@@ -171,6 +180,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "all_reduce": _fake_all_reduce,
     "all_gather": _fake_all_gather,
     "greedy": _fake_greedy,
+    "linear_greedy": _fake_linear_greedy,
 }
 _library: Any = torch.library  # its functions have no annotations
 _LIBRARY = _library.Library(NAMESPACE, "FRAGMENT")

@@ -27,6 +27,7 @@ __all__ = [
     "gated_linear",
     "greedy",
     "linear",
+    "linear_greedy",
     "pack_linear",
     "pack_linear_int8",
     "packed_length",
@@ -142,6 +143,12 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """(ids, values) of each row's largest logit."""
     ids = logits.argmax(dim=-1)  # torch promises the first among equals only for the CPU
     return ids, logits.gather(1, ids.unsqueeze(1)).squeeze(1).float()
+
+
+def linear_greedy(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits in float32, and their ``greedy``."""
+    logits = linear(x, weight, bias, out_features, float_out=True)
+    return logits, *greedy(logits)
 
 
 def _tile(dtype: torch.dtype) -> tuple[int, int]:

@@ -11,11 +11,11 @@ from enginebay.interfaces import RunnerContext
 from enginebay.messages import GrammarOutput, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 from enginebay.worker import RequestTable, ScheduledRow
 from enginebay.worker.answers import ROWS_AT_ONCE, PromptEntries, answer_step, prompt_targets
-from enginebay.worker.contenders import contenders
 from enginebay.worker.loader import torch_dtype
 from enginebay.worker.probing.shapes import kv_words
+from enginebay.worker.sampling import Largest
 from enginebay.worker.verification import draw_step
-from enginebay_runner_v2.drawing import native_contenders
+from enginebay_runner_v2.drawing import native_draws
 from enginebay_runner_v2.loading import Loading
 from enginebay_runner_v2.options import RunnerV2Options
 from enginebay_runner_v2.pages import reserve, spec_of
@@ -27,10 +27,12 @@ __all__ = ["RunnerV2"]
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A step that was computed. ``logits`` are of the rows that draw, in order, one more for each proposal."""
+    """A step that was computed. ``logits`` are of the rows that draw, in order, one more for each proposal, and
+    ``largest`` may know which of them are the largest."""
 
     scheduled: Sequence[ScheduledRow]
     logits: torch.Tensor
+    largest: Largest
     prompts: Mapping[int, PromptEntries]
 
 
@@ -129,8 +131,8 @@ class RunnerV2(Loading):
             drawing,
             self.context.model.eos_token_ids,
             grammar_output,
-            largest=torch.ops.enginebay.greedy,
-            contenders=native_contenders if self.step.native else contenders,
+            largest=step.largest,
+            quick=native_draws if self.step.native else None,
         )
         return answer_step(self.table, step.scheduled, drawn, step.prompts)
 
@@ -152,7 +154,8 @@ class RunnerV2(Loading):
                 begin = int(inputs.query_starts[index])
                 rows = range(begin, begin + len(targets))
                 prompts[index] = computed.prompt_entries(rows, targets, part.row.params.prompt_logprobs or 0)
-        return _Scored(scheduled, computed.logits(inputs.rows), prompts)
+        logits, largest = computed.scored(inputs.rows)
+        return _Scored(scheduled, logits, largest, prompts)
 
     def in_force(self) -> dict[str, str]:
         """What runs."""

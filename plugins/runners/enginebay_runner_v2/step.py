@@ -10,11 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from enginebay.worker.answers import PromptEntries, prompt_entries
+from enginebay.worker.sampling import Largest
 from enginebay_runner_v2.constants import PlainConstants, check_weights_are_there, make_constants, pack, packed_names
 from enginebay_runner_v2.execution import CodePart, NativePart, Part
 from enginebay_runner_v2.pages import Pages
 from enginebay_runner_v2.prepared import PreparedStep
 from enginebay_runner_v2.rows import StepInputs
+from enginebay_runner_v2.scored_head import scored_head
 
 __all__ = ["Computed", "Step"]
 
@@ -30,9 +32,20 @@ class Computed:
 
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         """``[len(rows), vocab_size]`` of these tokens of the step."""
-        chosen = torch.from_numpy(np.asarray(rows, dtype=np.int64))
-        (logits,) = self._head.run([chosen, *self._hidden])
-        return logits
+        return self._outputs(rows)[0]
+
+    def scored(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[torch.Tensor, Largest]:
+        """``logits``, and a ``Largest`` which knows theirs if the head has told."""
+        logits, *known = self._outputs(rows)
+
+        def largest(of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            ids, values = known if known and of is logits else torch.ops.enginebay.greedy(of)
+            return ids, values
+
+        return logits, largest
+
+    def _outputs(self, rows: Sequence[int] | NDArray[np.int64]) -> list[torch.Tensor]:
+        return self._head.run([torch.from_numpy(np.asarray(rows, dtype=np.int64)), *self._hidden])
 
     def prompt_entries(self, rows: Sequence[int], targets: Sequence[int], top: int) -> PromptEntries:
         """The log-probabilities of the ``targets`` at these tokens of the step, with the ``top`` likeliest ones."""
@@ -47,7 +60,7 @@ class Step:
         make = NativePart if native else CodePart
         self.native = native
         self._prepared, self._constants = prepared, constants
-        self._body, self._head = make(prepared.body), make(prepared.head)
+        self._body, self._head = make(prepared.body), make(scored_head(prepared.head) if native else prepared.head)
         self._body.bind(constants[0])
         self._head.bind(constants[1])
 

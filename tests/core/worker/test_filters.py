@@ -11,7 +11,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from enginebay.messages import SamplingParams
-from enginebay.worker.contenders import contenders
 from enginebay.worker.filters import NOBODY, best_first, kept_tokens
 from enginebay.worker.random_draws import Chance, shortlists
 from enginebay.worker.shortlists import Vocabulary, at_least_best, peaks_of
@@ -42,7 +41,7 @@ def by_shortlist(scores: Sequence[float], top_k: int = 0, min_p: float = 0.0, to
     """The same, of the tokens that the row's shortlist has."""
     chance = Chance(0, SamplingParams(temperature=1.0, top_k=top_k, min_p=min_p, top_p=top_p))
     row = np.array([scores])
-    (short,) = shortlists(row, np.zeros(1), row.argmax(axis=1), [chance], contenders)
+    (short,) = shortlists(row, np.zeros(1), row.argmax(axis=1), [chance])
     ordered, ids = best_first(short.scores[None], short.ids[None])
     wanted = (np.array([value]) for value in (top_k, min_p, top_p, short.total))
     (count,) = kept_tokens(ordered, ids, *wanted)

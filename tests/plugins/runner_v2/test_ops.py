@@ -99,6 +99,38 @@ def test_greedy_takes_the_lowest_of_the_largest(
     torch.testing.assert_close(values, largest, rtol=0, atol=0, equal_nan=True)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=SEEDS,
+    rows=st.integers(0, 5) | st.sampled_from([17, 40, 300]),
+    inputs=st.sampled_from([1, 33, 64]),
+    outputs=st.sampled_from([1, 31, 32, 33, 200, 2048, 4500]),
+    dtype=DTYPES,
+    kind=st.sampled_from(KINDS),
+    how=st.sampled_from(["packed", "plain", "int8"]),
+    nan=st.booleans(),
+)
+def test_a_product_that_tells_the_largest_is_both_operators(
+    seed: int, rows: int, inputs: int, outputs: int, dtype: torch.dtype, kind: int, how: str, nan: bool
+) -> None:
+    """To the bit, with equal logits in most rows, whichever thread comes first, and where one row is at fault."""
+    x, weight = normal(seed, rows, inputs, dtype=dtype).round(), normal(seed + 1, outputs, inputs, dtype=dtype).round()
+    bias = normal(seed + 2, outputs, dtype=dtype).round() if seed % 2 else None
+    if nan and rows:
+        x[seed % rows] = float("nan")
+    if how != "plain":
+        weight = ops.pack_linear(weight) if how == "packed" else ops.pack_linear_int8(weight)
+    torch.set_num_threads(2)
+    with product_kind(kind):
+        logits, ids, values = ops.linear_greedy(x, weight, bias, outputs)
+        torch.set_num_threads(1)
+        expected = ops.linear(x, weight, bias, outputs, float_out=True)
+    assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
+    best, largest = references.greedy(logits)
+    assert torch.equal(ids, best)
+    torch.testing.assert_close(values, largest, rtol=0, atol=0, equal_nan=True)
+
+
 @settings(max_examples=40)
 @given(
     seed=SEEDS, rows=st.integers(0, 70), inputs=st.integers(1, 300), outputs=st.integers(1, 200), dtype=DTYPES,

@@ -191,4 +191,29 @@ std::tuple<Tensor, Tensor> greedy_op(const Tensor& logits) {
   return {ids, values};
 }
 
+std::tuple<Tensor, Tensor, Tensor> linear_greedy_op(const Tensor& x, const Tensor& weight,
+                                                    const std::optional<Tensor>& bias, int64_t out_features) {
+  if (x.dim() != 2 || weight.dim() != 1 || weight.scalar_type() == at::kChar || out_features < 1) {
+    const Tensor logits = linear_op(x, weight, bias, out_features, true);
+    const auto [ids, values] = greedy_op(logits);
+    return {logits, ids, values};
+  }
+  check_linear(x, weight, bias, out_features);
+  const Tensor logits = results(x, out_features, at::kFloat);
+  const Tensor ids = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  const Tensor values = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  dispatch(x, [&](auto type) {
+    using T = decltype(type);
+    const Product<T> p(x, weight, bias, out_features);
+    Largest largest(x.size(0));
+    linear<T, float>(data<T>(p.in), p.step, data<T>(weight), p.addend, logits.data_ptr<float>(), p.rows, p.inputs,
+                     out_features, threads(), &largest);
+    for (int64_t row = 0; row < x.size(0); ++row) {
+      ids.data_ptr<int64_t>()[row] = largest.of(row).id;
+      values.data_ptr<float>()[row] = largest.of(row).value;
+    }
+  });
+  return {logits, ids, values};
+}
+
 }  // namespace enginebay

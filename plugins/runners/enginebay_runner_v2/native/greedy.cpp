@@ -1,43 +1,12 @@
+#include "greedy.h"
+
 #include "kernels.h"
 #include "parallel.h"
-
-#include <vector>
 
 namespace enginebay {
 namespace {
 
 constexpr int64_t kPiece = 4096;
-
-struct Best {
-  float value;
-  int64_t id;
-};
-
-bool beats(float value, float best) { return value > best || (value != value && best == best); }
-
-// The first of the largest in [from, end): lanes keep their own first, the end takes the lowest id among equal lanes.
-template <class T>
-Best best_of(const T* logits, int64_t from, int64_t end) {
-  v16 values = splat(-std::numeric_limits<float>::infinity());
-  i16 ids = i16{} - 1;
-  i16 at;
-  for (int i = 0; i < 16; ++i) at[i] = int32_t(from + i);
-  int64_t i = from;
-  for (; i + 16 <= end; i += 16, at += 16) {
-    v16 v = load(logits + i);
-    i16 better = (v > values) | ((v != v) & (values == values));
-    values = choose(better, v, values);
-    ids = (better & at) | (~better & ids);
-  }
-  Best best{widen(logits[from]), from};
-  for (int lane = 0; lane < 16; ++lane)
-    if (ids[lane] >= 0 && (beats(values[lane], best.value) ||
-                           (!beats(best.value, values[lane]) && int64_t(ids[lane]) < best.id)))
-      best = {values[lane], ids[lane]};
-  for (; i < end; ++i)
-    if (beats(widen(logits[i]), best.value)) best = {widen(logits[i]), i};
-  return best;
-}
 
 }  // namespace
 

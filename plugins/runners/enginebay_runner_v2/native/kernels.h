@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "greedy.h"
 #include "panel.h"
 
 namespace enginebay {
@@ -30,10 +31,11 @@ void pack(const T* weight, T* packed, int64_t outputs, int64_t inputs, int threa
 template <class T>
 void packed_rows(const T* packed, const int64_t* ids, T* out, int64_t count, int64_t inputs, int threads);
 
-// x [rows, padded inputs] with `step` elements from row to row, bias [outputs] or null, out [rows, outputs]
+// x [rows, padded inputs] with `step` elements from row to row, bias [outputs] or null, out [rows, outputs]; where
+// `largest` is there, it sees the outputs while they are near
 template <class T, class Out>
 void linear(const T* x, int64_t step, const T* packed, const T* bias, Out* out, int64_t rows, int64_t inputs,
-            int64_t outputs, int threads);
+            int64_t outputs, int threads, Largest* largest = nullptr);
 
 // The same, gated: out [rows, width], from 2 width outputs, gates first. False: nothing was done; no gain over two calls.
 bool gated_linear(const bf16* x, int64_t step, const bf16* packed, const bf16* bias, bf16* out, int64_t rows,

@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kGroup = 256;      // rows that a thread takes through a block of weights: they stay in its L2 cache
 constexpr int64_t kNear = 5 << 18;    // bytes of inputs that stay in a core's second-level cache, on AMX
 constexpr int64_t kFewRows = 32;     // up to here the weights come from memory, and are fetched ahead
+constexpr int64_t kSeen = 64;        // blocks after which their outputs are looked at: of 64 rows, half a megabyte
 constexpr int64_t kWorth = 1 << 14;  // weights below which a fork costs more than it saves
 
 template <class T, class Out>
@@ -73,14 +74,21 @@ void packed_rows(const T* packed, const int64_t* ids, T* out, int64_t count, int
 
 template <class T, class Out>
 void linear(const T* x, int64_t step, const T* packed, const T* bias, Out* out, int64_t rows, int64_t inputs,
-            int64_t outputs, int threads) {
+            int64_t outputs, int threads, Largest* largest) {
   const int64_t blocks = (outputs + kBlock - 1) / kBlock, size = padded<T>(inputs) * kBlock;
   if constexpr (sizeof(T) == 2)
     if (tiled(rows))
       return shared(rows, inputs, blocks, outputs * inputs < kWorth ? 1 : threads,
                     [&](int64_t from, int64_t count, int64_t first, int64_t end) {
-                      amx_linear(x + from * step, step, packed, bias, out + from * outputs, count, inputs, outputs,
-                                 first, end);
+                      const int64_t some = largest ? kSeen : end - first;
+                      for (; first < end; first += some) {
+                        const int64_t last = std::min(first + some, end);
+                        amx_linear(x + from * step, step, packed, bias, out + from * outputs, count, inputs, outputs,
+                                   first, last);
+                        if (largest)
+                          largest->look(out + from * outputs, outputs, from, count, first * kBlock,
+                                        std::min(last * kBlock, outputs));
+                      }
                     });
   const int64_t groups = (rows + kGroup - 1) / kGroup;
   parallel(blocks * groups, outputs * inputs < kWorth ? 1 : threads, [&](int64_t first, int64_t end) {
@@ -99,6 +107,7 @@ void linear(const T* x, int64_t step, const T* packed, const T* bias, Out* out, 
         for (int64_t i = 0; i < now; ++i)
           finish(sums + i * some * kBlock, bias ? bias + block * kBlock : nullptr,
                  out + (r + i) * outputs + block * kBlock, width);
+        if (largest) largest->look(out + r * outputs, outputs, r, now, block * kBlock, block * kBlock + width);
       }
       item += some;
     }
@@ -120,8 +129,8 @@ template void pack(const float*, float*, int64_t, int64_t, int);
 template void pack(const bf16*, bf16*, int64_t, int64_t, int);
 template void packed_rows(const float*, const int64_t*, float*, int64_t, int64_t, int);
 template void packed_rows(const bf16*, const int64_t*, bf16*, int64_t, int64_t, int);
-template void linear(const float*, int64_t, const float*, const float*, float*, int64_t, int64_t, int64_t, int);
-template void linear(const bf16*, int64_t, const bf16*, const bf16*, bf16*, int64_t, int64_t, int64_t, int);
-template void linear(const bf16*, int64_t, const bf16*, const bf16*, float*, int64_t, int64_t, int64_t, int);
+template void linear(const float*, int64_t, const float*, const float*, float*, int64_t, int64_t, int64_t, int, Largest*);
+template void linear(const bf16*, int64_t, const bf16*, const bf16*, bf16*, int64_t, int64_t, int64_t, int, Largest*);
+template void linear(const bf16*, int64_t, const bf16*, const bf16*, float*, int64_t, int64_t, int64_t, int, Largest*);
 
 }  // namespace enginebay

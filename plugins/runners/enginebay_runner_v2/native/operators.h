@@ -24,6 +24,8 @@ Tensor linear_int8_op(const Tensor& x, const Tensor& weight, const std::optional
 Tensor packed_rows_op(const Tensor& packed, const Tensor& ids, int64_t outputs, int64_t inputs);
 Tensor select_rows_op(const Tensor& x, const Tensor& rows);
 std::tuple<Tensor, Tensor> greedy_op(const Tensor& logits);
+std::tuple<Tensor, Tensor, Tensor> linear_greedy_op(const Tensor& x, const Tensor& weight,
+                                                    const std::optional<Tensor>& bias, int64_t out_features);
 Tensor rotary_attention_op(const Tensor& qkv, const Tensor& positions, const Tensor& table, Tensor key_cache,
                            Tensor value_cache, const Tensor& slots, const Tensor& block_tables,
                            const Tensor& query_starts, const Tensor& context_lens, int64_t heads, int64_t kv_heads,

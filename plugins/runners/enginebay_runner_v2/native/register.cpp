@@ -17,6 +17,7 @@ TORCH_LIBRARY_IMPL(enginebay, CPU, m) {
   m.impl("paged_attention", enginebay::paged_attention_op);
   m.impl("select_rows", enginebay::select_rows_op);
   m.impl("greedy", enginebay::greedy_op);
+  m.impl("linear_greedy", enginebay::linear_greedy_op);
 }
 
 TORCH_LIBRARY_FRAGMENT(enginebay, m) {
