@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from collections.abc import Iterator
 
 import click
@@ -10,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from enginebay.cli import group
+from enginebay.config import load
 from enginebay.errors import EnginebayError
+from enginebay.plugins import PluginHost
 
 
 def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -56,6 +60,18 @@ def test_options_in_examples_exist(path: tuple[str, ...]) -> None:
         assert named, line
         known = {option for parameter in ALL[named[0]].params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize("path", sorted(ALL), ids=" ".join)
+def test_keys_in_help_exist(path: tuple[str, ...]) -> None:
+    """Options of plugins too, of the one that the line names."""
+    for line in re.findall(r"^ +enginebay (?!COMMAND)(.+)$", _help(path), re.MULTILINE):
+        words = shlex.split(line.partition("  ")[0])
+        sets = [value for word, value in itertools.pairwise(words) if word == "--set"]
+        config = load(None, sets=sets, environ={}).config
+        named = dict(word.split("=", 1) for word in words[1:] if re.fullmatch(r"(scheduler|runner|executor)=\w+", word))
+        scheduler = named.get("scheduler", config.scheduler.use)
+        PluginHost().load_scheduler(scheduler, config.scheduler.options)
 
 
 def test_the_first_help_names_every_exit_code() -> None:

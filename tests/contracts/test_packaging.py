@@ -35,6 +35,13 @@ def test_plugin_folders_are_in_every_list() -> None:
     assert sorted(layers["layers"][0].split(" | ")) == sorted(FOLDERS)
 
 
+def test_contributing_draws_the_layers_that_are_checked() -> None:
+    [layers] = [one for one in PROJECT["tool"]["importlinter"]["contracts"] if one["name"] == "Layers of the core"]
+    drawn = re.search(r"```\n(cli > .*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert drawn
+    assert " ".join(drawn[1].split()) == " > ".join(layers["layers"])
+
+
 def test_source_roots_are_the_same_for_hatch_and_mypy() -> None:
     roots = PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]
     assert roots == PROJECT["tool"]["mypy"]["mypy_path"]

@@ -53,15 +53,18 @@ def print_json(prompt: str, answer: Completion, decode: Decode) -> None:
     click.echo(json.dumps(msgspec.to_builtins(line), allow_nan=False))
 
 
-def complain(answer: Completion, *, shaped: bool) -> None:
+def complain(answer: Completion, *, shaped: bool, timeout: float | None = None) -> None:
     """Say on stderr what failed, if anything did: the request, or which of its choices.
+
+    ``timeout``: its seconds, which are what a deadline came of.
 
     ``shaped``: the answer was to have a shape, so it is also said when it was cut: half a JSON value is none.
     """
     for choice in answer.choices:
         number = f"choice {choice.index}" if len(answer.choices) > 1 else ""
         if choice.error is not None:
-            click.echo(f"enginebay: {number or 'the request'} failed: {printable(choice.error)}", err=True)
+            why = f" (--timeout {timeout:g} s)" if timeout is not None and choice.error == "deadline" else ""
+            click.echo(f"enginebay: {number or 'the request'} failed: {printable(choice.error)}{why}", err=True)
         elif shaped and choice.finish_reason is FinishReason.LENGTH:
             click.echo(
                 f"enginebay: {number or 'the answer'} was cut after {len(choice.token_ids)} tokens, by --max-tokens or "

@@ -10,6 +10,7 @@ import click
 
 from enginebay.cli._connect import connect_options
 from enginebay.cli._grouped import GroupedCommand
+from enginebay.cli._lines import shown
 from enginebay.cli._options import config_options
 from enginebay.cli._sampling import engine, sampling_options, sampling_params
 from enginebay.cli._signals import interrupts
@@ -46,7 +47,8 @@ def command(
 
     /reset forgets the conversation, /exit ends; Ctrl-C stops an answer, Ctrl-D ends.
 
-    Exit codes: 0, 1 when a request is refused or failed, 2 when config or model are, 3 when the start failed.
+    Exit codes: 0, 1 when a request is refused or failed, 2 when config or model are, 3 when the start failed, 4 when a
+    worker was lost, 5 when one hangs, 70 on an internal error or when no engine answers, 130 and 143 on a signal.
 
     \b
     Examples:
@@ -114,20 +116,21 @@ class Conversation:
             self._note(f"{error}{hint}")
             return
         texts: list[str] = []
+        failed = None
         try:
-            with stream:
+            with stream, shown() as answered:
                 for output in stream:
                     texts.append(output.text)
-                    click.echo(printable(output.text), nl=False)
-                    sys.stdout.flush()
-                    if output.error is not None:
-                        self._ok = False
-                        self._note(f"the request failed: {output.error}")
+                    answered.text(output.text)
+                    failed = output.error or failed
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
             interrupts.dealt_with()
         click.echo()
+        if failed is not None:
+            self._ok = False
+            self._note(f"the request failed: {failed}")
         self._messages = [*asked, {"role": "assistant", "content": "".join(texts)}]
 
     def _note(self, text: str) -> None:

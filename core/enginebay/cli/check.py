@@ -73,7 +73,12 @@ def _told(told: dict[str, Any]) -> Iterable[InForce]:
     yield InForce("weights", weights, "what load_model added to the memory")
     yield InForce("cache size", _size(told["kv_blocks"] * block), told["kv_blocks_why"])
     yield InForce("kv_blocks", str(told["kv_blocks"]), f"{_size(block)} each, {groups[0]['block_size']} tokens")
-    yield InForce("longest request", f"{told['longest_request']} tokens", told["longest_request_why"])
+    yield InForce("longest request", f"{told['longest_request']} tokens", _apart(told["longest_request_why"]))
+
+
+def _apart(why: str) -> str:
+    """The reason alone, where the number stands beside it already."""
+    return why.partition(" tokens: ")[2] if why.startswith("the longest request is ") else why
 
 
 def _each(values: list[str]) -> str:

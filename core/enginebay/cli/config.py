@@ -25,7 +25,7 @@ def command() -> None:
     """
 
 
-@command.command("schema")
+@command.command("schema", short_help="Print the JSON schema of engine.toml.")
 def schema() -> None:
     """Print the JSON schema of engine.toml, with the options of every installed plugin.
 

@@ -15,6 +15,7 @@ import msgspec
 from enginebay.cli._answers import complain, print_json, print_logprobs, print_text
 from enginebay.cli._connect import ANY, connect_options
 from enginebay.cli._grouped import GroupedCommand
+from enginebay.cli._lines import shown
 from enginebay.cli._options import config_options
 from enginebay.cli._prompts import Asked, one_prompt, read_prompts
 from enginebay.cli._sampling import answer_options, engine, request_options, sampling_options, sampling_params
@@ -43,7 +44,11 @@ if TYPE_CHECKING:
 @connect_options
 @click.option("--raw/--chat", "raw", default=None, help="Plain completion; default: the model's chat template, if any.")
 @click.option("--system", help="The system message of a conversation.")
-@click.option("--stats", is_flag=True, help="Print tokens per second and time to first token to stderr.")
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="Print tokens per second and time to first token to stderr, from when the engine has the request on.",
+)
 @click.option("--progress/--no-progress", default=None, help="A bar for --file; default: on a terminal.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write the trace to FILE, anew.")
 @config_options
@@ -75,7 +80,8 @@ def command(
 ) -> None:
     """Answer PROMPT ("-": read it from standard input), or each prompt of --file.
 
-    Exit codes: 0, 1 when a request is refused or failed, 2 when config or model are, 3 when the start failed.
+    Exit codes: 0, 1 when a request is refused or failed, 2 when config or model are, 3 when the start failed, 4 when a
+    worker was lost, 5 when one hangs, 70 on an internal error or when no engine answers, 130 and 143 on a signal.
 
     A JSON line has "prompt" or "messages", and may have, for itself alone, "priority", "tenant", "timeout" and the
     sampling options by their names with underscores ("max_tokens"), except for the shape of the answer. A file has
@@ -140,7 +146,6 @@ def _one(
     stats: bool,
 ) -> bool:
     """One prompt; a single answer is shown as it comes."""
-    begun = time.monotonic()
     first: float | None = None
     conversation = asked.conversation(system)
     live = params.n == 1 and not as_json
@@ -148,12 +153,12 @@ def _one(
         stream = llm.stream(asked.text or "", params, **options)
     else:
         stream = llm.chat_stream(conversation, params, **options)
-    with stream, _line_ended(lambda: live and first is not None):
+    begun = time.monotonic()  # the engine has it: making the prompt of it, by the template's process, is not counted
+    with stream, shown() as answered, _line_ended(lambda: live and first is not None):
         for output in stream:
             first = time.monotonic() if first is None and output.token_ids else first
             if live:
-                click.echo(printable(output.text), nl=False)
-                sys.stdout.flush()
+                answered.text(output.text)
         answer = stream.completion()
     if as_json:
         print_json(conversation[-1]["content"], answer, llm.decode)
@@ -163,7 +168,7 @@ def _one(
         else:
             print_text(answer)
         print_logprobs(answer, llm.decode)
-        complain(answer, shaped=params.structured is not None)
+        complain(answer, shaped=params.structured is not None, timeout=options.get("timeout"))
     if stats:
         _print_stats([answer], time.monotonic() - begun, None if first is None else first - begun)
     return answer.error is None
@@ -199,7 +204,9 @@ def _many(
             print_text(answer)
             print_logprobs(answer, llm.decode)
             click.echo()
-            complain(answer, shaped=its.structured is not None)
+            complain(
+                answer, shaped=its.structured is not None, timeout=one.options.get("timeout", options.get("timeout"))
+            )
     if stats:
         _print_stats(answers, time.monotonic() - begun, None)
     return all(answer.error is None for answer in answers)

@@ -95,7 +95,7 @@ def list_command(as_json: bool) -> None:
         click.echo(printable(line))
 
 
-@command.command("path")
+@command.command("path", short_help="Print the folder of an imported model.")
 @click.argument("name", required=False)
 def path_command(name: str | None) -> None:
     """Print the folder of an imported model; without NAME, of the one that is used when none is named.

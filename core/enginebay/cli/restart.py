@@ -12,7 +12,7 @@ from enginebay.cli._grouped import GroupedCommand
 
 @click.command("restart", cls=GroupedCommand)
 @click.argument("address", required=False)
-@click.option("--rolling", is_flag=True, required=True, help="One group after the other: there is no other way yet.")
+@click.option("--rolling", is_flag=True, help="One group after the other, which is the only way: it may be left out.")
 @keys_option
 def command(address: str | None, rolling: bool, keys: Path | None) -> None:
     """Restart the workers of the engine at ADDRESS; without it, the only one of this user.
@@ -29,5 +29,6 @@ def command(address: str | None, rolling: bool, keys: Path | None) -> None:
     from enginebay.messages import RestartWorkers
 
     with remote(address, keys) as client:
+        click.echo("starting the workers anew: this takes as long as a start", err=True)
         ask(client, RestartWorkers())
     click.echo("the workers were started anew", err=True)

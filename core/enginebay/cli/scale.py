@@ -51,4 +51,5 @@ def command(
         exclusive=exclusive,
     )
     with remote(address, keys) as client:
+        click.echo("starting other workers: this takes as long as a start", err=True)
         show(ask(client, asked).facts)

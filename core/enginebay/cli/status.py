@@ -11,6 +11,7 @@ import click
 
 from enginebay.cli._connect import ask, keys_option, remote
 from enginebay.cli._grouped import GroupedCommand
+from enginebay.cli._signals import interrupts
 from enginebay.cli._style import columns, printable
 from enginebay.cli._workers import changes, clock_time, history_line, rows
 from enginebay.errors import ConfigError
@@ -51,7 +52,8 @@ def command(address: str | None, keys: Path | None, watch: bool, history: int | 
 
     "health" is judged by what comes of the engine: its workers are ready, and steps end.
 
-    Exit codes: 0, 2 when several engines run or the keys are refused, 70 when none answers (to these keys).
+    Exit codes: 0, also when Ctrl-C ended --watch, 2 when several engines run or the keys are refused, 70 when none
+    answers (to these keys).
 
     \b
     Examples:
@@ -65,7 +67,11 @@ def command(address: str | None, keys: Path | None, watch: bool, history: int | 
         return
     with remote(address, keys) as client:
         if watch:
-            _watch(client)
+            interrupts.quiet()  # it ends the looking, and not the engine
+            try:
+                _watch(client)
+            except KeyboardInterrupt:
+                return
         else:
             click.echo(_page(client))
 

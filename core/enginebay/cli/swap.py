@@ -20,7 +20,7 @@ KINDS = ("scheduler", "runner", "executor")
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set a key of [scheduler], [runner] or [executor], as in scheduler.options.aging=2. Repeatable.",
+    help="Set a key of [scheduler], [runner] or [executor], as in runner.options.KEY=VALUE. Repeatable.",
 )
 @click.option("--exclusive", is_flag=True, help="Stop the old workers before the new ones are started.")
 @click.option("--address", metavar="ADDRESS", help="Where the engine is; without it, the only one of this user.")
@@ -39,7 +39,7 @@ def command(
     Examples:
       enginebay swap scheduler=priority
       enginebay swap runner=v1 --exclusive
-      enginebay swap --set scheduler.options.aging=2
+      enginebay swap scheduler=fair --set scheduler.options.weights='{gold = 2.0}'
     """
     from enginebay.messages import Swap
 
@@ -49,7 +49,10 @@ def command(
         if kind not in KINDS or not equals or not name:
             raise click.UsageError(f"{part!r:.80} is none of {', '.join(f'{one}=NAME' for one in KINDS)}")
         named[kind] = name
+    others = {"runner", "executor"} & {*named, *(key.partition(".")[0] for key in sets)}
     with remote(address, keys) as client:
+        if others:
+            click.echo("starting other workers: this takes as long as a start", err=True)
         show(ask(client, Swap(**named, sets=sets, exclusive=exclusive)).facts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shlex
 import signal
 import sys
 import time
@@ -88,9 +89,10 @@ def command(
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         service = stack.enter_context(_service(front, door, resolved, signals))
         _catch(signals)
-        _say_ready(front, door, time.monotonic() - begun)
+        _say_ready(front, door, keys or server.keys, time.monotonic() - begun)
         code = _run(front, service, signals)
         front.close()
+    _note("stopped")
     ctx.exit(code)
 
 
@@ -139,7 +141,7 @@ def _service(
         resume=config.server.resume,
         groups=config.parallel.data_parallel_size,
     )
-    service = EngineService(front.client, door, served, front.runtime, on_stop=lambda: signals.put(_STOP))
+    service = EngineService(front.client, door, served, front.runtime, on_stop=lambda: signals.put(_STOP), tell=_note)
     service.start()
     try:
         yield service
@@ -221,10 +223,14 @@ def _loading() -> Iterator[None]:
         yield
 
 
-def _say_ready(front: Front, door: FrontDoor, seconds: float) -> None:
+def _say_ready(front: Front, door: FrontDoor, keys: Path | None, seconds: float) -> None:
     """The address alone on standard output, so that a script can read it."""
+    from enginebay.transport.front_keys import client_file
+
     rows = columns(list(front.in_force.items()))
     option = f" --connect {door.address}"
+    if keys is not None:
+        option += f" --keys {shlex.quote(str(client_file(keys)))}"
     _note("\n".join([f"ready after {seconds:.1f} s", *rows, "ask it with: enginebay generate PROMPT" + option]))
     click.echo(str(door.address))
     sys.stdout.flush()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from enginebay.errors import EnginebayError
 from enginebay.interfaces import SchedulerLimits, SchedulerPlugin
 from enginebay.kvcache import KVCacheManager
 from enginebay.plugins import PluginHost
@@ -19,7 +20,10 @@ LoadedScheduler = tuple[SchedulerPlugin[Any], Any]
 
 
 class SchedulerBase:
-    """The attributes that a suite of one scheduler sets. ``seeds`` is how many random loads are played."""
+    """The attributes that a suite of one scheduler sets: its installed ``name``, and its ``options``.
+
+    ``options`` are what would stand under ``[scheduler.options]``; ``seeds`` is how many random loads are played.
+    """
 
     name: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Any]] = {}
@@ -28,7 +32,10 @@ class SchedulerBase:
     @pytest.fixture
     def loaded(self) -> LoadedScheduler:
         """The descriptor and its validated options, found as the engine finds them."""
-        found = PluginHost().load_scheduler(self.name, dict(self.options), source="the conformance suite")
+        try:
+            found = PluginHost().load_scheduler(self.name, dict(self.options), source="the conformance suite")
+        except EnginebayError as error:  # of each test: one line, and no way through the kit's own code
+            pytest.fail(f"{type(self).__name__}: {error}", pytrace=False)
         return found.plugin, found.options
 
     def loop(self, loaded: LoadedScheduler, load: Load, *, depth: int = 1) -> CoreLoop:

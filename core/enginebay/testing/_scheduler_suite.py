@@ -27,6 +27,7 @@ from enginebay.scheduling import check_fits
 from enginebay.testing._loads import make_limits, make_request, random_load
 from enginebay.testing._loop import CoreLoop
 from enginebay.testing._scheduler_base import LoadedScheduler
+from enginebay.testing._scheduler_groups import GroupTests
 from enginebay.testing._scheduler_overlap import OverlapTests
 from enginebay.testing._scheduler_policy import PolicyTests
 from enginebay.testing._sim import expected_tokens
@@ -54,7 +55,7 @@ _CONSTRAINTS: dict[str, dict[str, Any]] = {
 }
 
 
-class SchedulerSuite(OverlapTests, PolicyTests):
+class SchedulerSuite(OverlapTests, PolicyTests, GroupTests):
     """What every scheduler must keep, whatever its order."""
 
     def test_each_request_finishes_once_within_all_bounds(self, loaded: LoadedScheduler) -> None:

@@ -18,12 +18,18 @@ KINDS = ("executor", "runner", "scheduler", "status-sink")
 
 
 _chosen: dict[str, list[str]] = {}
+_scheduler_options: dict[str, Any] = {}
 _sink_options: dict[str, Any] = {}
 
 
 def chosen(kind: str) -> list[str]:
     """The names given for this kind of part on pytest's command line."""
     return _chosen.get(kind, [])
+
+
+def scheduler_options() -> dict[str, Any]:
+    """The options given for the scheduler."""
+    return dict(_scheduler_options)
 
 
 def sink_options() -> dict[str, Any]:
@@ -44,6 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         )
     group.addoption("--model", metavar="FOLDER", help="the folder of a small model, for the runner's suite")
     group.addoption(
+        "--scheduler-options", metavar="JSON", help="what stands in [scheduler.options], for the scheduler's suite"
+    )
+    group.addoption(
         "--status-options", metavar="JSON", help="what stands in [status.NAME], for the status sink's suite"
     )
 
@@ -51,12 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the names for the suite, which is imported later; one that cannot be loaded ends the run, with one error."""
     host, source = PluginHost(), "the conformance suite"
-    _sink_options.clear()
-    _sink_options.update(_table(config.getoption("--status-options")))
+    for option, kept in (("--scheduler-options", _scheduler_options), ("--status-options", _sink_options)):
+        kept.clear()
+        kept.update(_table(option, config.getoption(option)))
     load: dict[str, Callable[[str], object]] = {
         "executor": lambda name: host.load_executor(name, {}, source),
         "runner": lambda name: host.load_runner(name, {}, source),
-        "scheduler": lambda name: host.load_scheduler(name, {}, source),
+        "scheduler": lambda name: host.load_scheduler(name, _scheduler_options, source),
         "status-sink": lambda name: host.load_status_sinks([name], {name: _sink_options}, source),
     }
     for kind in KINDS:
@@ -68,11 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
                 raise pytest.UsageError(f"--{kind} {name}: {error}") from None
 
 
-def _table(text: str | None) -> dict[str, Any]:
+def _table(option: str, text: str | None) -> dict[str, Any]:
     try:
         table = json.loads(text or "{}")
     except json.JSONDecodeError as error:
-        raise pytest.UsageError(f"--status-options: not JSON: {error}") from None
+        raise pytest.UsageError(f"{option}: not JSON: {error}") from None
     if not isinstance(table, dict):
-        raise pytest.UsageError('--status-options: must be a JSON object, such as {"path": "/tmp/here"}')
+        raise pytest.UsageError(f'{option}: must be a JSON object, such as {{"name": 1.5}}')
     return table

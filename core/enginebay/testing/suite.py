@@ -8,7 +8,7 @@ import pytest
 
 from enginebay.plugins import PluginHost
 from enginebay.testing import ExecutorSuite, RunnerSuite, SchedulerSuite, StatusSinkSuite
-from enginebay.testing.plugin import chosen, sink_options
+from enginebay.testing.plugin import chosen, scheduler_options, sink_options
 
 _SUITES = {
     "executor": ExecutorSuite,
@@ -29,6 +29,8 @@ def _more(kind: str, name: str) -> dict[str, object]:
     if kind == "status-sink":
         [loaded] = PluginHost().load_status_sinks([name], {name: sink_options()})
         return {"options": sink_options(), "lasting": loaded.plugin.lasting}
+    if kind == "scheduler":
+        return {"options": scheduler_options()}
     return _worlds(name) if kind == "executor" else {}
 
 

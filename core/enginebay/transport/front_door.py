@@ -70,7 +70,7 @@ class FrontDoor:
     def __init__(self, address: FrontAddress, keys: ServerKeys | None = None) -> None:
         if not address.is_local and keys is None:
             raise ConfigError(
-                f"{address} can be reached by others, so both ends need keys: give --keys FILE, which is made "
+                f"{address} can be reached by other users, so both ends need keys: give --keys FILE, which is made "
                 "when it is not there; or use an ipc:// address"
             )
         self._keys = keys
@@ -220,7 +220,8 @@ def _bind(socket: zmq.Socket[Any], address: FrontAddress) -> FrontAddress:
             return address
         socket.bind(str(address))
     except zmq.ZMQError as error:
-        raise ConfigError(f"nothing can be bound to {address}: {error.strerror}; give another --address") from None
+        why = str(error.strerror).partition(" (addr=")[0]  # which would name the address once more
+        raise ConfigError(f"nothing can be bound to {address}: {why}; give another --address") from None
     port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     return FrontAddress(host=address.host, port=port)
 

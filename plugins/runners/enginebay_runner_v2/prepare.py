@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Final
 
 from enginebay.interfaces import RunnerContext
 from enginebay_runner_v2.options import RunnerV2Options
 from enginebay_runner_v2.prepared import PreparedStep, key_of, read_prepared, write_prepared
 
 __all__ = ["prepare"]
+
+_LOG: Final = logging.getLogger("enginebay.runner.v2")
 
 
 def prepare(context: RunnerContext[RunnerV2Options]) -> PreparedStep:
@@ -29,6 +33,8 @@ def prepare(context: RunnerContext[RunnerV2Options]) -> PreparedStep:
     kept = read_prepared(key)
     if kept is not None and not context.options.verify_graph:
         return kept
+    if kept is None and context.place.rank == 0:
+        _LOG.warning("capturing the model's graph, once for this machine and dtype (%s)", context.dtype)
     from enginebay_runner_v2.making import make
 
     prepared = make(context)

@@ -59,10 +59,7 @@ def test_what_workers_know_is_in_the_table(ill: Path, capsys: pytest.CaptureFixt
     assert rows["kv_blocks"] == ["8", "2048 bytes each, 16 tokens"]
     assert rows["longest request"] == [
         "128 tokens",
-        (
-            "the longest request is 128 tokens: the KV cache has 8 blocks of 16 tokens ([cache] num_blocks), "
-            "the model takes 512"
-        ),
+        "the KV cache has 8 blocks of 16 tokens ([cache] num_blocks), the model takes 512",
     ]
     assert [line.split()[0] for line in seconds.splitlines()[1:]] == [
         "plan",

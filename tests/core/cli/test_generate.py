@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,6 +20,7 @@ import pytest
 
 from enginebay.cli import main
 from enginebay.cli._prompts import read_prompts
+from enginebay.engine import LLM
 from enginebay.messages import SamplingParams
 from enginebay.telemetry import read_spans
 from support.fake_engines import ENGINEBAY, Installed
@@ -263,6 +266,30 @@ def test_stats_and_a_fresh_trace(generate: Run, tmp_path: Path) -> None:
     assert [span.name for span in spans].count("engine.start") == 1, "the older trace is still there"
     names = {span.name for span in spans}
     assert {"engine.start", "worker.load_model", "engine.step", "chat model", "decode"} <= names
+
+
+def test_a_deadline_names_the_option(generate: Run) -> None:
+    code, _, err = generate("say:hi", "--timeout", "0.000001")
+    assert (code, err.splitlines()[-1]) == (1, "enginebay: the request failed: deadline (--timeout 1e-06 s)")
+
+
+def test_stats_count_from_when_the_engine_has_the_request(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making the prompt takes the template's process, which the first conversation starts: the trace has none of it."""
+    now = [100.0]
+    asked = LLM.chat_stream
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        now[0] += 50.0
+        return asked(*arguments, **options)
+
+    def clock() -> float:
+        now[0] += 0.25
+        return now[0]
+
+    monkeypatch.setattr(LLM, "chat_stream", slow)
+    monkeypatch.setattr(import_module("enginebay.cli.generate"), "time", SimpleNamespace(monotonic=clock))
+    _, _, err = generate("say:hello", "--stats")
+    assert err == "6 tokens in 0.50 s, 12.0 tokens/s, 250 ms to the first token\n"
 
 
 def test_a_trace_never_replaces_what_it_did_not_write(generate: Run, tmp_path: Path) -> None:

@@ -235,6 +235,23 @@ def test_check_prints_what_is_in_force_and_why(parts: FakeSite, tmp_path: Path) 
     assert [one["name"] for one in told["loaded"]] == ["uni", "v1", "fcfs", "sqlite"]
 
 
+def test_check_shows_what_was_set_beside_the_parts(parts: FakeSite) -> None:
+    sets = [
+        "telemetry.file=t.jsonl",
+        "deadlines.drain=7.5",
+        "server.stall=3",
+        "telemetry.endpoint=http://me:pass@h:1",
+        "engine.batch_invariant=false",
+    ]
+    result = run("check", "--json", *(word for one in sets for word in ("--set", one)))
+    told = {one["name"]: (one["value"], one["why"]) for one in json.loads(result.stdout)["in_force"]}
+    assert told["deadlines drain"] == ("7.5", "--set")
+    assert told["server stall"] == ("3.0", "--set")
+    assert told["telemetry endpoint"] == ("http://…@h:1", "--set")
+    assert told["telemetry file"] == (str(Path("t.jsonl").absolute()), "--set")
+    assert not [name for name in told if name.startswith("engine ") or name == "deadlines stop"]
+
+
 def test_check_shows_the_status_sinks(parts: FakeSite) -> None:
     def told(*sets: str) -> list[tuple[str, str, str]]:
         words = [word for one in sets for word in ("--set", one)]

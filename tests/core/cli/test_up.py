@@ -116,8 +116,23 @@ def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp
         mixed = run("generate", "x", "--connect", "--set", "scheduler.max_num_seqs=2")
         assert mixed.code == 2
         assert "with --connect the engine has its own config" in mixed.err
+        assert run("swap", "scheduler=priority").code == 0
+        assert run("swap", "scheduler=nope").code == 2
         assert run("stop", "--drain") == (0, "", f"the engine (pid {engine.pid}) has stopped\n")
         assert engine.wait() == 0
+        told_of_it = [re.sub(r"after [\d.]+ s", "after T", line) for line in engine.said.splitlines()[-8:]]
+        assert told_of_it[3].startswith(
+            "swap scheduler=nope: refused or failed after T: PluginNotFound: No scheduler named 'nope'"
+        )
+        assert [*told_of_it[:3], *told_of_it[4:]] == [
+            "swap scheduler=priority: begun",
+            "swap scheduler=priority: done after T",
+            "swap scheduler=nope: begun",
+            "drain: begun",
+            "drain: done after T",
+            "stop: asked for by a front end; unfinished requests are aborted",
+            "stopped",
+        ]
         gone = run("generate", "x", "--connect")
         assert gone.code == 70
         assert gone.err.startswith("enginebay: no engine of this user runs here")
@@ -268,7 +283,11 @@ def test_a_front_end_that_is_stopped_for_too_long_loses_its_requests(fake: Insta
     ("arguments", "code", "said"),
     [
         (("--address", "nowhere"), 2, "'nowhere' is no address of an engine"),
-        (("--address", "tcp://127.0.0.1:0"), 2, "can be reached by others, so both ends need keys: give --keys FILE"),
+        (
+            ("--address", "tcp://127.0.0.1:0"),
+            2,
+            "can be reached by other users, so both ends need keys: give --keys FILE",
+        ),
         (("--keys", "k"), 2, "keys are for tcp:// addresses"),
         (("--set", "runner.options.fail=load_model"), 3, "load_model"),
         (("--set", "server.stall=-1"), 2, "[server] stall"),
@@ -317,6 +336,8 @@ def test_every_listener_of_the_tree(fake: Installed, tmp_path: Path, run: Run) -
         tcp.wait_until_ready()
         socket = local.address.removeprefix("ipc://")
         assert listeners(local) == {socket, f"{socket}.ctl"}
+        hint = f"ask it with: enginebay generate PROMPT --connect {tcp.address} --keys {keys}.client\n"
+        assert tcp.said.endswith(hint), tcp.said
         port = tcp.address.rpartition(":")[2]
         asked = listeners(tcp)
         assert len(asked) == 2

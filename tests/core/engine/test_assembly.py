@@ -87,7 +87,7 @@ def test_too_few_blocks_for_a_length_that_was_asked_for(fake: Installed) -> None
 def test_too_few_blocks_are_said_and_are_the_longest_request(fake: Installed) -> None:
     core = started(fake, sets=("cache.num_blocks=4",))
     try:
-        assert core.in_force["longest request"].startswith("the longest request is 64 tokens")
+        assert core.in_force["longest request"].startswith("64 tokens: the KV cache has ")
         with pytest.raises(EnginebayError, match="a request may have 64"):
             core.limits.check_fits(64, 1)
         core.limits.check_fits(60, 100)

@@ -36,7 +36,7 @@ def test_unset_is_no_more_than_the_longest_requests_can_use() -> None:
     got = budget((spec(), 10**9), reserved=1)
     assert (got.num_blocks, got.reserved_blocks) == (4 * 7 + 1, 1)
     assert got.why == "what max_num_seqs = 4 requests of max_model_len = 100 tokens can use"
-    assert budget((spec(), 5_000)) == BlockBudget(num_blocks=5, reserved_blocks=0, why="the free memory")
+    assert budget((spec(), 5_000)) == BlockBudget(num_blocks=5, reserved_blocks=0, why="a share of the free memory")
 
 
 def test_a_share_is_taken_whole_and_a_number_as_it_is() -> None:

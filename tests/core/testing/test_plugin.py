@@ -56,6 +56,24 @@ def test_options_of_a_status_sink_that_are_none(text: str, said: str, monkeypatc
         plugin.pytest_configure(SimpleNamespace(getoption=given.get))  # type: ignore[arg-type]  # all that is asked
 
 
+def test_options_of_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are good reach its suite; one that is wrong is an error of the whole run, as a name is."""
+    monkeypatch.setattr(plugin, "_chosen", {})
+    monkeypatch.setattr(plugin, "_scheduler_options", {})
+    given = {f"--{kind}": [] for kind in plugin.KINDS} | {"--scheduler": ["fair"]}
+    config: Any = SimpleNamespace(getoption={**given, "--scheduler-options": '{"weights": {"gold": 2.0}}'}.get)
+    plugin.pytest_configure(config)
+    suite = import_module("enginebay.testing.suite")
+    sys.modules.pop("enginebay.testing.suite")  # what is chosen next is another choice
+    assert suite.TestScheduler_fair.options == {"weights": {"gold": 2.0}}
+    config = SimpleNamespace(getoption={**given, "--scheduler-options": '{"waits": 1}'}.get)
+    with pytest.raises(pytest.UsageError, match=r"^--scheduler fair: .*rejects \[scheduler\.options\]: waits: unknown"):
+        plugin.pytest_configure(config)
+    config = SimpleNamespace(getoption={**given, "--scheduler-options": "1"}.get)
+    with pytest.raises(pytest.UsageError, match=r"^--scheduler-options: must be a JSON object, such as "):
+        plugin.pytest_configure(config)
+
+
 def test_one_that_is_broken(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for site in fake_site(tmp_path, monkeypatch):
         assert isinstance(site, FakeSite)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from enginebay.interfaces import (
     Kind,
     NoOptions,
     Policy,
+    PolicyState,
     RequestView,
     Scheduler,
     SchedulerCapabilities,
@@ -344,6 +348,68 @@ def test_starvation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_line, "STARVATION_BOUND", 1 << 60)
     with pytest.raises(AssertionError, match="r0 still waits after 10000 shorter requests came after it"):
         run(Shortest, "test_nobody_starves")
+
+
+class Turns(Arrival):
+    """The tenant that began least often goes first; the key is what the tests break."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.started: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+
+    def group(self, request: RequestView) -> str:
+        return request.tenant
+
+    def group_key(self, group: str) -> tuple[float, ...]:
+        return (self.started[group],)
+
+    def admit(self, request: RequestView, state: PolicyState) -> bool:
+        self.started[request.tenant] += 1
+        self.running[request.tenant] += 1
+        return True
+
+    def on_finished(self, request: RequestView, reason: FinishReason) -> None:
+        self.running[request.tenant] -= 1
+
+
+class FewestRunning(Turns):
+    def group_key(self, group: str) -> tuple[float, ...]:
+        return (self.running[group],)
+
+
+class MostStarted(Turns):
+    def group_key(self, group: str) -> tuple[float, ...]:
+        return (-self.started[group],)
+
+
+class Impatient(Turns):
+    def group_key(self, group: str) -> tuple[float, ...]:
+        return (-self.context.now(),)
+
+
+@pytest.mark.parametrize("policy", [FewestRunning, MostStarted, Impatient])
+def test_a_groups_key_that_falls_is_caught(policy: type[Turns]) -> None:
+    run(Turns, "test_a_groups_key_only_grows_while_somebody_waits_in_it")
+    with pytest.raises(AssertionError, match=r"^group_key\('\d'\) fell from .* to .* while a request waits in that"):
+        run(policy, "test_a_groups_key_only_grows_while_somebody_waits_in_it")
+
+
+def test_options_that_are_refused_are_one_line_of_each_test(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "from enginebay.testing import SchedulerSuite\n\n\n"
+        "class TestMine(SchedulerSuite):\n    name = 'fair'\n    options = {'waits': 1}\n"
+    )
+    words = ["-q", "-p", "no:cacheprovider", "-k", "probe", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert (
+        "TestMine: the conformance suite: scheduler 'fair' rejects [scheduler.options]: waits: unknown" in done.stdout
+    )
+    assert "Traceback" not in done.stdout
+    assert "_scheduler_base.py" not in done.stdout
+    assert done.returncode == 1
 
 
 def test_a_sound_whole_scheduler_passes() -> None:

@@ -93,7 +93,7 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_tcp_without_keys_is_refused() -> None:
-    with pytest.raises(ConfigError, match="can be reached by others, so both ends need keys"):
+    with pytest.raises(ConfigError, match="can be reached by other users, so both ends need keys"):
         FrontDoor(FrontAddress(host="127.0.0.1"))
 
 
@@ -101,7 +101,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     keys = ServerKeys.read_or_make(tmp_path / "keys")
     with sockets.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"bound to tcp://127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(ConfigError, match=f"bound to tcp://127.0.0.1:{port}: Address already in use; give"):
             FrontDoor(FrontAddress(host="127.0.0.1", port=port), keys)
 
 

@@ -6,6 +6,8 @@ import logging
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +18,8 @@ from enginebay.interfaces import GraphPass
 from enginebay.worker.loader_facts import ModelFacts
 from enginebay.worker.probing.groups import LayerGroup
 from enginebay.worker.probing.shapes import LayerShape
+from enginebay_runner_v2 import making
+from enginebay_runner_v2.prepare import prepare
 from enginebay_runner_v2.prepared import PreparedStep, key_of, read_prepared, write_prepared
 
 
@@ -106,3 +110,22 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(cache: Path, caplog: py
     assert caplog.messages == [
         f"{cache / 'graphs' / 'key.json'} cannot be written (File exists): the next start captures the model again",
     ]
+
+
+def test_a_first_capture_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes long: whoever waits hears why, and that the next start does not."""
+    (tmp_path / "config.json").write_text("{}")
+    context: Any = SimpleNamespace(
+        model=SimpleNamespace(path=str(tmp_path), architecture="Any"),
+        graph_passes=(),
+        dtype="float32",
+        max_model_len=64,
+        place=SimpleNamespace(rank=0, tensor_rank=0),
+        world=SimpleNamespace(tensor_parallel_size=1),
+        options=SimpleNamespace(verify_graph=False),
+    )
+    monkeypatch.setattr(making, "make", lambda context: step())
+    assert prepare(context) == prepare(context) == step()
+    assert caplog.messages == ["capturing the model's graph, once for this machine and dtype (float32)"]

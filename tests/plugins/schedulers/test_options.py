@@ -90,4 +90,4 @@ def test_check_shows_the_values_and_where_they_come_from(
     assert shown["watermark"] == ("5.0% of the KV blocks", "--set")
     assert shown["no_evict"] == ("off", "default")
     assert shown["overlap"] == ("on", "2 steps in flight; default")
-    assert shown.get("scheduler weights") == (("{'a': 2.0}", "--set") if name == "fair" else None)
+    assert shown.get("scheduler weights") == (("{a = 2.0}", "--set") if name == "fair" else None)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from enginebay.engine.port import EnginePort
+from enginebay.engine.service.telling import Telling
 from enginebay.engine.service.words import ask_of, told
 from enginebay.errors import EnginebayError, EngineDead, InvalidRequest
 from enginebay.messages import (
@@ -17,6 +18,7 @@ from enginebay.messages import (
     AskControl,
     AskStats,
     CheckRequest,
+    Control,
     ControlDone,
     FromFront,
     Ping,
@@ -52,12 +54,22 @@ Say = Callable[[Peer, ToFront], None]
 class ControlTalk:
     """Answers in the service's thread by ``say``, and from any thread by ``later``, which hands over to ``say``."""
 
-    def __init__(self, port: EnginePort, clock: Clock, *, say: Say, later: Say, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        port: EnginePort,
+        clock: Clock,
+        *,
+        say: Say,
+        later: Say,
+        on_stop: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
         self._port = port
         self._clock = clock
         self._say = say
         self._later = later
         self._on_stop = on_stop
+        self._telling = Telling(tell, clock)
 
     def hear(self, arrival: Arrival, message: FromFront) -> bool:
         """Answer, now or when the engine has; False: this is no message for control."""
@@ -68,11 +80,12 @@ class ControlTalk:
             case AskControl(command=StopEngine()):
                 if self._may(arrival, "control", message.number):
                     self._say(arrival.peer, Answer(number=message.number))
+                    self._telling.stopping()
                     self._on_stop()
             case AskControl():
                 role: Role = "observe" if isinstance(message.command, ReadStatus) else "control"
                 if self._may(arrival, role, message.number):
-                    ask = partial(self._port.control, message.command)
+                    ask = partial(self._told, message.command)
                     self._ask(arrival.peer, message.number, ask, _answer_message)
             case Ping():
                 self._say(arrival.peer, Pong())
@@ -98,6 +111,16 @@ class ControlTalk:
             self._say(peer, _refusal(check.number, error))
         else:
             self._say(peer, Answer(number=check.number))
+
+    def _told(self, command: Control) -> Future[ControlDone]:
+        ended = self._telling.begun(command)
+        try:
+            done = self._port.control(command)
+        except EnginebayError as error:
+            done = Future()
+            done.set_exception(error)
+        done.add_done_callback(ended)
+        return done
 
     def _may(self, arrival: Arrival, role: Role, number: int) -> bool:
         if role not in arrival.roles:

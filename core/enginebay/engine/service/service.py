@@ -65,15 +65,19 @@ class EngineService:
         runtime: Runtime,
         *,
         on_stop: Callable[[], None] = lambda: None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``on_stop`` is called, in the service's thread, when a front end asks for the engine's end."""
+        """``on_stop`` is called, in the service's thread, when a front end asks for the engine's end.
+
+        ``tell`` takes the lines that say which changes were asked for and what came of them, in any thread.
+        """
         self._port = port
         self._door = door
         self._served = served
         self._clock = runtime.clock
         self._spawner = runtime.spawner
         self._names = runtime.entropy.stream("sessions")
-        self._control = ControlTalk(port, self._clock, say=self._say, later=self._say_later, on_stop=on_stop)
+        self._control = ControlTalk(port, self._clock, say=self._say, later=self._say_later, on_stop=on_stop, tell=tell)
         self._sessions: dict[str, Session] = {}
         self._by_peer: dict[Peer, Session] = {}
         self._num_sessions = 0

@@ -78,7 +78,7 @@ def block_budget(
             f"({reserved} are reserved): not one request fits; give [cache] memory_bytes more, or free memory"
         )
     why = "[cache] memory_bytes" if cache.memory_bytes is not None else "[cache] memory_utilization"
-    return budget(affordable, "the free memory" if unset else why)
+    return budget(affordable, "a share of the free memory" if unset else why)
 
 
 def _shape(specs: Sequence[KVCacheSpec], max_step_tokens: int | None) -> CacheShape:

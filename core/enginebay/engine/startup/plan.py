@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +32,8 @@ from enginebay.messages import ModelInfo, WorldPlan
 from enginebay.plugins import Loaded, PluginHost
 
 __all__ = ["InForce", "Plan", "plan"]
+
+_BESIDE: Final = ("engine", "server", "telemetry", "deadlines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +127,7 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
             *_settled_in_force(resolved, settled, overlap, runner),
             *_recovery(resolved, executor),
             *_sinks(resolved, sinks),
+            *_beside(resolved),
         ),
         depth=depth,
         extensions=extensions,
@@ -236,6 +240,16 @@ def _sinks(resolved: Resolved, sinks: tuple[Loaded[StatusSinkPlugin[Any]], ...])
         yield InForce(f"status sink {one.plugin.name}", _compact(one), why)
 
 
+def _beside(resolved: Resolved) -> Iterator[InForce]:
+    """What was set of the sections in which nothing is left to be settled."""
+    tables = resolved.config.model_dump(mode="json")
+    for key, origin in resolved.origins.items():
+        section, _, name = key.partition(".")
+        if section in _BESIDE and name in tables[section] and key != "engine.batch_invariant":
+            shown = re.sub(r"//[^/@]*@", "//…@", _written(tables[section][name]))  # an endpoint's password is not told
+            yield InForce(f"{section} {name}", shown, origin)
+
+
 def _groups(resolved: Resolved, world: WorldPlan) -> tuple[InForce, ...]:
     if world.data_parallel_size == 1:
         return ()
@@ -252,9 +266,30 @@ def _sizes_from(resolved: Resolved) -> str:
 
 def _scheduler_options(resolved: Resolved, scheduler: Loaded[SchedulerPlugin[Any]]) -> Iterator[InForce]:
     for name, value in scheduler.options.model_dump(mode="json").items():
-        yield InForce(f"scheduler {name}", str(value), resolved.origin(f"scheduler.options.{name}"))
+        yield InForce(f"scheduler {name}", _written(value), resolved.origin(f"scheduler.options.{name}"))
 
 
 def _compact(one: Loaded[Any]) -> str:
     options: Mapping[str, Any] = one.options.model_dump(mode="json")
-    return ", ".join(f"{k} = {'unset' if v is None else v}" for k, v in options.items()) or "loaded"
+    return ", ".join(f"{k} = {_written(v)}" for k, v in options.items()) or "loaded"
+
+
+def _written(value: object) -> str:
+    """A value about as a config has it, for people."""
+    match value:
+        case None:
+            return "unset"
+        case bool():
+            return str(value).lower()
+        case Mapping():
+            inside = ", ".join(f"{key} = {_within(one)}" for key, one in value.items() if one is not None)
+            return f"{{{inside}}}"
+        case list() | tuple():
+            return f"[{', '.join(_within(one) for one in value)}]"
+        case _:
+            return str(value)
+
+
+def _within(value: object) -> str:
+    """The same inside of a list or a table, where text is quoted."""
+    return f'"{value}"' if isinstance(value, str) else _written(value)

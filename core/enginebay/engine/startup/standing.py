@@ -34,7 +34,9 @@ class Standing:
         said |= {"device": ", ".join(dict.fromkeys(ready.worker.device for ready in self.workers.devices))}
         said |= dict(self.workers.of_output_rank(plan.world).in_force)
         said |= {"kv_blocks": f"{self.budget.num_blocks} ({self.budget.why})"}
-        return said if self.note is None else said | {"longest request": self.note}
+        return (
+            said if self.note is None else said | {"longest request": self.note.removeprefix("the longest request is ")}
+        )
 
 
 def make_ready(ground: Ground, bring_up: BringUp, agreement: Agreement | None, lender: Lender | None) -> Standing:

@@ -58,9 +58,9 @@ def test_what_is_in_force_is_told(make: Make) -> None:
 
 def test_options_go_with_the_plugin_that_they_are_of(make: Make) -> None:
     engine = make("scheduler.use=fair", "scheduler.options.weights={gold = 3}")
-    assert engine.core.in_force["scheduler weights"] == "{'gold': 3.0}"
+    assert engine.core.in_force["scheduler weights"] == "{gold = 3.0}"
     engine.do(Swap(sets=("scheduler.options.weights={silver = 2}",)))
-    assert engine.core.in_force["scheduler weights"] == "{'silver': 2.0}"
+    assert engine.core.in_force["scheduler weights"] == "{silver = 2.0}"
     engine.do(Swap(scheduler="fcfs"))
     assert "scheduler weights" not in engine.core.in_force
 
