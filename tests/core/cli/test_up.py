@@ -26,7 +26,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.cli import main, stop
 from enginebay.cli._connect import ask
 from enginebay.engine.remote.remote import RemoteClient
-from enginebay.errors import EngineBusy, EngineDead, WorkerLost
+from enginebay.errors import EngineBusy, EngineDead, StartFailed, WorkerLost
 from enginebay.messages import Control, ControlDone
 from enginebay.runfolder import run_root
 from support.census import Census
@@ -241,9 +241,9 @@ def test_workers_that_are_lost_again_and_again_are_the_end(fake: Installed, tmp_
             while engine.process.poll() is None:
                 kill_workers(engine)
                 time.sleep(0.05)
-            with pytest.raises(WorkerLost) as end:
+            with pytest.raises((WorkerLost, StartFailed)) as end:  # twice at the same place of a start, or not
                 list(stream)
-        assert engine.wait() == 4
+        assert engine.wait() == (4 if end.type is WorkerLost else 3)
         assert re.fullmatch(r"the engine stopped: .*rank 0.*signal 9.*", str(end.value))
         assert engine.said.splitlines()[-1] == f"enginebay: {end.value}"
 

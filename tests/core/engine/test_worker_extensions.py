@@ -164,7 +164,7 @@ def test_an_odd_rank_is_named(fake: Installed, odd: str, monkeypatch: pytest.Mon
     )
     assert (
         f"but the engine has runner 'fake' (fake-runner 1.0, options {{}}), {ours}".replace(
-            "options {}", 'options {"announce":0,"burn_seconds":0.0,"fail":"","step_seconds":0.0}'
+            "options {}", 'options {"announce":0,"burn_seconds":0.0,"fail":"","hold":"","step_seconds":0.0}'
         )
         in said
     )
