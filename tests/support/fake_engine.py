@@ -309,6 +309,7 @@ class FakeEngine:
             generation=lambda: self.generation.current,
         )
         self.executor = FakeExecutor(context, draw)
+        self.executor.table.limit_blocks(num_blocks, [block_size], [None])
         self.hooks = Watcher()
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
@@ -459,6 +460,7 @@ class FakeRunner(FakeLife, ModelRunner[FakeOptions]):
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self._check("initialize_kv_cache")
+        self.table.limit_blocks(num_blocks, [self.context.block_size], [None])
         self.cache = True
 
     def warm_up(self) -> None:

@@ -19,5 +19,5 @@ def fault_of_annex(annex: object) -> str:
     for name, value in annex.items():
         if not isinstance(name, str) or not isinstance(value, bytes):
             return f"an annex with {shown(name, 80)} in it, which must be a str with bytes"
-    size = sum(len(name) + len(value) for name, value in annex.items())
+    size = sum(len(name.encode("utf-8", "surrogatepass")) + len(value) for name, value in annex.items())
     return f"an annex of {size} bytes, and {MAX_ANNEX} are the most" if size > MAX_ANNEX else ""

@@ -5,7 +5,8 @@ After a void a fresh one takes its place: what the old one knew is never used ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from operator import add, attrgetter, itemgetter
 from typing import Any, Final
 
@@ -50,6 +51,9 @@ _COUNTERS: Final = itemgetter(*map(_NAMES.index, _COUNTED))
 _NONE: Final[tuple[()]] = ()
 """Every empty tuple is this one: most of a step's lists hold nothing, and need no look."""
 
+_LATE: Final = 1000
+"""Schedules after which it must have been said that a request has ended."""
+
 _STR: Final = frozenset({str})
 _INT: Final = frozenset({int})
 """Sets of types are compared, where it can be done: that costs a third of a look at each value."""
@@ -67,11 +71,15 @@ class GuardedScheduler:
         self._name = name
         self._before: SchedulerStats | None = None
         self._last = SchedulerStats()
+        self._begun: set[str] = set()
+        self._ended: dict[str, int] = {}
+        self._schedules = 0
         self._scheduler = make()
 
     def renew(self) -> None:
         """Put an empty scheduler in this one's place."""
         self._before = self.make_stats()
+        self._begun, self._ended = set(), {}
         try:
             self._scheduler = self._make()
         except EnginebayError:
@@ -83,6 +91,7 @@ class GuardedScheduler:
         """Put the other's scheduler, with what it was given by now, in this one's place, under its name."""
         self._before = self.make_stats()
         self._make, self._name, self._scheduler = other._make, other._name, other._scheduler
+        self._begun, self._ended = other._begun, other._ended
 
     def add_request(self, request: EngineRequest) -> None:
         self._ask("add_request", request)
@@ -98,6 +107,7 @@ class GuardedScheduler:
 
     def finish_requests(self, request_ids: Sequence[str], status: FinishReason) -> None:
         self._ask("finish_requests", request_ids, status)
+        self._note_ended(request_ids)
 
     def schedule(self) -> SchedulerOutput:
         scheduled: SchedulerOutput = self._ask("schedule")
@@ -111,6 +121,9 @@ class GuardedScheduler:
             raise self._blamed("a look at what schedule() returned", error) from error
         if fault:
             raise PolicyFailed(f"{self._name} scheduled a step with {fault}")
+        self._schedules += 1
+        if scheduled.new or scheduled.finished or self._ended:
+            self._note_told(scheduled)
         return scheduled
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
@@ -125,10 +138,14 @@ class GuardedScheduler:
                     f"{self._name} returned from get_grammar_bitmask what workers cannot read: request_ids is a tuple "
                     "of str, bitmask is bytes, and words_per_row is an int"
                 )
+            if fault := self._fault_of_masks(grammar, scheduler_output):
+                raise PolicyFailed(f"{self._name} returned from get_grammar_bitmask {fault}")
         return grammar
 
     def update_from_output(self, scheduler_output: SchedulerOutput, committed: Committed) -> None:
         self._ask("update_from_output", scheduler_output, committed)
+        if committed.finished:
+            self._note_ended(committed.finished)
 
     def has_requests(self) -> bool:
         answer: object = self._ask("has_requests")
@@ -160,6 +177,48 @@ class GuardedScheduler:
 
     def on_step(self, report: StepReport) -> None:
         self._ask("on_step", report)
+
+    def _note_ended(self, request_ids: Iterable[str]) -> None:
+        """Of those that the workers know, a schedule has yet to say that they have ended."""
+        for request_id in request_ids:
+            if request_id in self._begun:
+                self._ended[request_id] = self._schedules
+
+    def _note_told(self, scheduled: SchedulerOutput) -> None:
+        """What the workers keep of requests grows with ``new`` and falls with ``finished`` alone."""
+        for request_id in scheduled.finished:
+            if request_id not in self._begun:
+                raise PolicyFailed(
+                    f"{self._name} scheduled a step in which request {request_id!r} has ended, which the workers do "
+                    "not know: each that was begun ends once"
+                )
+            self._begun.discard(request_id)
+            self._ended.pop(request_id, None)
+        self._begun.update([new.request_id for new in scheduled.new])
+        for request_id, since in self._ended.items():
+            if self._schedules - since > _LATE:
+                raise PolicyFailed(
+                    f"{self._name} has drawn up {_LATE} steps since request {request_id!r} ended, and not one of them "
+                    "says so to the workers ('finished')"
+                )
+            break
+
+    def _fault_of_masks(self, grammar: GrammarOutput, scheduled: SchedulerOutput) -> str:
+        """Why these masks are none of this step's; "" where they are. One that has ended meanwhile needs none."""
+        request_ids, words = grammar.request_ids, grammar.words_per_row
+        if request_ids and words < 1:
+            return f"masks of {words} words"
+        if len(grammar.bitmask) != 4 * words * len(request_ids):
+            return f"{len(grammar.bitmask)} bytes for {len(request_ids)} masks of {words} words each"
+        drafts = {running.request_id: len(running.draft_token_ids) for running in scheduled.running}
+        counts = Counter(request_ids)
+        for request_id in dict.fromkeys((*request_ids, *scheduled.constrained)):
+            if request_id not in scheduled.num_scheduled_tokens:
+                return f"a mask for request {request_id!r}, which is not in the step"
+            wanted, gone = 1 + drafts.get(request_id, 0), request_id in self._ended or request_id not in self._begun
+            if counts[request_id] != wanted and not (gone and not counts[request_id]):
+                return f"{counts[request_id]} masks for request {request_id!r}, which draws at {wanted} positions"
+        return ""
 
     def _ask(self, method: str, *args: object) -> Any:
         """Call the scheduler's method of that name."""

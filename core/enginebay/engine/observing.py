@@ -99,6 +99,10 @@ def _look_at_told(lives: Lives, sent: SchedulerOutput, scheduler: str) -> None:
                 other = "other sampling parameters than it asked for"
             elif told.seed != row.seed:
                 other = f"the seed {told.seed}, and it has {row.seed}"
+            elif told.choice and told.choice != row.choice:  # one of API 1.0 says 0 of each: its choices end alone
+                other = f"the choice {told.choice}, and it is {row.choice}"
+            elif told.extra and told.extra != row.extra:
+                other = "another extra than it came with"
         if other:
             raise PolicyFailed(f"{scheduler} scheduled request {told.request_id!r} in step {sent.step} with {other}")
 

@@ -61,7 +61,8 @@ class SchedulerOutput(Struct, frozen=True, kw_only=True):
     ``num_scheduled_tokens`` maps each request of the step to its number of tokens; its order is the order of the
     batch, running requests before new ones. A request draws a token in this step when its computed tokens plus its
     scheduled ones reach the end of what is known of it; one that does not (a partial prefill) answers with none.
-    ``finished`` and ``preempted`` are ids whose state the runner drops or parks before it looks at the rest.
+    ``finished`` and ``preempted`` are ids whose state the runner drops or parks before it looks at the rest; each that
+    was announced as new is told as finished once, when it has ended, and no other.
     ``constrained`` are requests of this step that draw under a grammar. Where there are any, the runner keeps the
     scores, ``execute_model`` answers None, and ``sample_tokens`` with their masks comes before the next
     ``execute_model``. ``annex`` is what plugins carry, by their names: 1 MiB in all.

@@ -181,7 +181,6 @@ class RunnerSuite(FeatureChecks, GrammarChecks, WeightChecks):
     def test_messages_are_left_alone(self, started: StartedRunner, block_size: int) -> None:
         """Neither the batch's order nor the scheduler's objects are changed by the runner."""
         prompt = self.prompts(started)[1]
-        blocks = tuple((group,) for group in range(started.groups))
         params = self.params()
         counts = {"b": len(prompt), "a": len(prompt)}
         new = tuple(
@@ -191,10 +190,10 @@ class RunnerSuite(FeatureChecks, GrammarChecks, WeightChecks):
                 num_prompt_tokens=len(prompt),
                 params=params,
                 seed=0,
-                block_ids=tuple((offset,) for _ in blocks),
+                block_ids=tuple((offset + group,) for group in range(started.groups)),
                 num_computed_tokens=0,
             )
-            for offset, request_id in enumerate(counts)
+            for offset, request_id in zip((0, started.groups), counts, strict=True)
         )
         output = SchedulerOutput(step=0, new=new, num_scheduled_tokens=counts)
         result = started.runner.execute_model(output)

@@ -68,6 +68,7 @@ class SimulatedRunner:
 
     def __init__(self, *, num_blocks: int, block_size: int, reserved_blocks: int = 0) -> None:
         self.table = RequestTable()
+        self.table.limit_blocks(num_blocks, [block_size], [None])
         self.roots: dict[str, int] = {}
         self.rows: list[ScheduledRow] = []
         self.live: dict[str, None] = {}

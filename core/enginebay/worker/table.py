@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, NoReturn
 
 from enginebay.errors import PolicyFailed
 from enginebay.messages import (
@@ -15,11 +13,13 @@ from enginebay.messages import (
     PromptLogprobs,
     ResumedRequest,
     RunningRequest,
-    SamplingParams,
     SchedulerOutput,
     TokenLogprob,
 )
-from enginebay.worker.bounds import ANY_ROOM, BlockBounds
+from enginebay.worker.blocks import BlockBook
+from enginebay.worker.row import Row, ScheduledRow
+
+__all__ = ["ContradictorySchedule", "RequestTable", "Row", "ScheduledRow"]
 
 _NO_FAULTS: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_LOGPROBS: Final[Mapping[str, Sequence[TokenLogprob]]] = MappingProxyType({})
@@ -28,48 +28,6 @@ _NO_PROMPT_LOGPROBS: Final[Mapping[str, PromptLogprobs]] = MappingProxyType({})
 
 class ContradictorySchedule(PolicyFailed, ValueError):
     """A schedule that contradicts itself or what was said before: no worker's fault, and no void mends it."""
-
-
-class Row(Struct, kw_only=True, eq=False):
-    """One request as the runner knows it.
-
-    ``token_ids`` is the prompt and every token known after it; ``block_ids`` has one list per KV group, entry i of
-    which holds positions ``i * block_size`` onwards; ``num_computed_tokens`` counts the tokens whose keys and values
-    are in the cache before the current step. ``room`` is how many positions its blocks hold, where that is known.
-    ``owes``: a token that it had to draw did not come. A runner reads rows and leaves the writing to the table.
-    """
-
-    request_id: str
-    token_ids: list[int]
-    num_prompt_tokens: int
-    params: SamplingParams
-    seed: int
-    choice: int
-    block_ids: list[list[int]]
-    num_computed_tokens: int
-    parked: bool = False
-    room: int = ANY_ROOM
-    owes: bool = False
-
-
-class ScheduledRow(Struct, gc=False, eq=False):
-    """A row of the current step: compute ``num_tokens`` tokens from ``row.num_computed_tokens`` on.
-
-    ``samples``: whether the step reaches the end of what is known, so that a token is drawn after the last of them.
-    ``draft_token_ids`` are proposals, which ``num_tokens`` counts and ``row.token_ids`` has not: a token is drawn after
-    each of them too, as long as what was drawn before it is what was proposed.
-    """
-
-    row: Row
-    num_tokens: int
-    samples: bool
-    draft_token_ids: tuple[int, ...] = ()
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens that are computed in this step."""
-        row, start = self.row, self.row.num_computed_tokens
-        return row.token_ids[start : start + self.num_tokens] + list(self.draft_token_ids)
 
 
 class RequestTable:
@@ -86,7 +44,8 @@ class RequestTable:
         self._batch: list[ScheduledRow] = []
         self._generation = 0
         self._step = -1
-        self._bounds = BlockBounds()
+        self._failed: dict[str, str] = {}
+        self._book = BlockBook()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -98,10 +57,19 @@ class RequestTable:
         """The row of a request, running or preempted; None when the table does not hold it."""
         return self._rows.get(request_id)
 
-    def limit_blocks(self, num_blocks: int, block_sizes: Sequence[int]) -> None:
-        """From now on only blocks 0 to ``num_blocks`` - 1 are there, in groups of these block sizes, and a request has
-        those that it writes to. Until then whatever blocks are named are taken."""
-        self._bounds = BlockBounds(num_blocks, tuple(block_sizes))
+    def limit_blocks(
+        self, num_blocks: int, block_sizes: Sequence[int], windows: Sequence[int | None] | None = None
+    ) -> None:
+        """From now on only blocks 0 to ``num_blocks`` - 1 are there, all empty, in groups of these block sizes. A
+        request has those that it writes to, and no other does. Until then whatever blocks are named are taken.
+
+        ``windows``: how many tokens a token of each group sees, its own included, None for all. Where they are not
+        told, every group may have one, and less of what a schedule says of blocks can be looked at.
+        """
+        for row in self._rows.values():
+            row.block_ids = [[] for _ in row.block_ids]
+            row.room = 0
+        self._book = BlockBook(num_blocks, block_sizes, windows)
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> list[ScheduledRow]:
         """Take in what changed, and return the batch in the order of ``num_scheduled_tokens``.
@@ -113,15 +81,20 @@ class RequestTable:
         self._step = scheduler_output.step
         if scheduler_output.generation != self._generation:
             rows.clear()
+            self._failed.clear()
+            self._book.clear()
             self._generation = scheduler_output.generation
         self._batch = []
         for request_id in scheduler_output.preempted:
             row = self._known(request_id, "preempted")
             row.parked = True
+            self._book.leave(row)
             row.block_ids = [[] for _ in row.block_ids]
             row.num_computed_tokens = 0
         for request_id in scheduler_output.finished:
-            rows.pop(request_id, None)
+            if (ended := rows.pop(request_id, None)) is not None:
+                self._book.leave(ended)
+                self._failed.pop(request_id, None)
         present: dict[str, Row] = {}
         drafts: dict[str, tuple[int, ...]] = {}
         for new in scheduler_output.new:
@@ -132,6 +105,8 @@ class RequestTable:
             present[running.request_id] = self._advance(running)
             if running.draft_token_ids:
                 drafts[running.request_id] = running.draft_token_ids
+        if len(present) != len(scheduler_output.new) + len(scheduler_output.resumed) + len(scheduler_output.running):
+            self._refuse_twice(scheduler_output)
         self._batch = [
             self._schedule(present, request_id, num_tokens, drafts.get(request_id, ()))
             for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
@@ -152,11 +127,14 @@ class RequestTable:
         """Remember the drawn tokens, and return the step's output for every request of it, in batch order.
 
         ``sampled`` maps request ids to the tokens drawn: none, one, or several; ``faults`` maps a request id to what
-        went wrong with it alone: nothing else of it is kept. ``logprobs`` has one entry per token drawn of the requests
+        went wrong with it alone: nothing else of it is kept, and each later step that it stands in, having been sent
+        before that was known, answers with the fault again. ``logprobs`` has one entry per token drawn of the requests
         that asked, ``prompt_logprobs`` what the step computed of their prompts.
         """
         batch, self._batch = self._batch, []
         in_step = {scheduled.row.request_id for scheduled in batch}
+        if self._failed:
+            faults = {**{one: fault for one, fault in self._failed.items() if one in in_step}, **faults}
         for told in (sampled, faults, logprobs, prompt_logprobs):
             if not told.keys() <= in_step:
                 stranger = next(request_id for request_id in told if request_id not in in_step)
@@ -179,9 +157,12 @@ class RequestTable:
                 row.owes = True
             row.num_computed_tokens += scheduled.num_tokens
             if scheduled.draft_token_ids:  # of the proposals, what was accepted
+                row.unsure = 0 if token_ids else len(scheduled.draft_token_ids)
                 row.num_computed_tokens -= len(scheduled.draft_token_ids) - max(0, len(token_ids) - 1)
             request_ids.append(request_id)
             drawn.append(token_ids)
+        if faults:
+            self._failed.update(faults)
         return ModelRunnerOutput(
             request_ids=tuple(request_ids),
             sampled_token_ids=tuple(drawn),
@@ -193,11 +174,13 @@ class RequestTable:
     def learn(self, row: Row, token_ids: Sequence[int]) -> None:
         """These tokens were drawn elsewhere for a row of a step that was finished without them.
 
-        Until it is told of them, nothing may come of the request but the end.
+        None at all: it is at fault there. Until the row is told, nothing may come of the request but the end.
         """
         if self._rows.get(row.request_id) is row:
             row.token_ids.extend(token_ids)
             row.owes = False
+            if not token_ids:
+                self._failed[row.request_id] = "its logits are at fault"
 
     def _add(self, new: NewRequest) -> Row:
         if new.request_id in self._rows:
@@ -209,35 +192,50 @@ class RequestTable:
             params=new.params,
             seed=new.seed,
             choice=new.choice,
-            block_ids=[list(group) for group in new.block_ids],
+            block_ids=[[] for _ in new.block_ids],
             num_computed_tokens=new.num_computed_tokens,
+            floor=new.num_computed_tokens,
         )
-        self._look_at_blocks(row, new.block_ids)
+        self._give(row, new.block_ids)
         self._rows[new.request_id] = row
         return row
 
     def _resume(self, resumed: ResumedRequest) -> Row:
         row = self._known(resumed.request_id, "resumed")
+        self._book.leave(row)
         row.parked = row.owes = False
         row.token_ids = list(resumed.token_ids)
-        row.block_ids = [list(group) for group in resumed.block_ids]
-        row.num_computed_tokens = resumed.num_computed_tokens
-        self._look_at_blocks(row, resumed.block_ids)
+        row.block_ids = [[] for _ in resumed.block_ids]
+        row.num_computed_tokens = row.floor = resumed.num_computed_tokens
+        row.unsure = 0
+        self._give(row, resumed.block_ids)
         return row
 
     def _advance(self, running: RunningRequest) -> Row:
         row = self._known(running.request_id, "running")
         if row.parked:
             raise self._refused(running.request_id, "is listed as running, and was preempted and not resumed")
-        row.num_computed_tokens = running.num_computed_tokens
+        if running.num_computed_tokens != row.num_computed_tokens:
+            self._move(row, running.num_computed_tokens)
         if running.new_token_ids:
+            if not row.owes:
+                raise self._refused(row.request_id, "is told of tokens, and it has drawn all that it had to")
             row.token_ids.extend(running.new_token_ids)
             row.owes = False
         if running.new_block_ids:
-            for blocks, more in zip(row.block_ids, running.new_block_ids, strict=False):
-                blocks.extend(more)
-            self._look_at_blocks(row, running.new_block_ids)
+            self._give(row, running.new_block_ids)
         return row
+
+    def _move(self, row: Row, start: int) -> None:
+        """It goes on elsewhere than where its last step ended: between what it found and what it computed."""
+        computed = row.num_computed_tokens
+        if not row.floor <= start <= computed + row.unsure:
+            raise self._refused(
+                row.request_id,
+                f"is to compute tokens from {start} on, and {computed} are computed, "
+                f"of which it found {row.floor} in the cache",
+            )
+        row.num_computed_tokens, row.unsure = start, 0
 
     def _schedule(
         self, present: dict[str, Row], request_id: str, num_tokens: int, drafts: tuple[int, ...]
@@ -246,6 +244,9 @@ class RequestTable:
         if row is None:
             raise self._refused(request_id, "has tokens scheduled and is in none of new, running and resumed")
         end, known = row.num_computed_tokens + num_tokens - len(drafts), len(row.token_ids)
+        if end > known and request_id in self._failed:  # who scheduled it did not know by then: any token will do
+            row.token_ids += row.token_ids[-1:] * (end - known)
+            known = end
         if drafts and end != known:
             raise self._refused(
                 request_id,
@@ -274,10 +275,14 @@ class RequestTable:
             drawn = ", ".join(map(str, token_ids))
             raise self._fault(scheduled.row.request_id, f"drew {drawn} where {proposed} were proposed")
 
-    def _look_at_blocks(self, row: Row, told: tuple[tuple[int, ...], ...]) -> None:
-        if fault := self._bounds.fault(len(row.block_ids), told):
+    def _give(self, row: Row, told: tuple[tuple[int, ...], ...]) -> None:
+        if fault := self._book.give(row, told):
             raise self._refused(row.request_id, fault)
-        row.room = self._bounds.room(row.block_ids)
+
+    def _refuse_twice(self, scheduler_output: SchedulerOutput) -> NoReturn:
+        out = scheduler_output
+        ids = [one.request_id for told in (out.new, out.resumed, out.running) for one in told]
+        raise self._refused(next(one for one in ids if ids.count(one) > 1), "stands twice in the step's lists")
 
     def _known(self, request_id: str, what: str) -> Row:
         row = self._rows.get(request_id)

@@ -137,7 +137,8 @@ class RunnerV1(WeightLife):
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Reserve the cache; the kernel gives its pages when blocks are first written."""
         self._bind(num_blocks)
-        self.table.limit_blocks(num_blocks, [self.context.block_size] * len(self._groups))
+        sizes = [self.context.block_size] * len(self._groups)
+        self.table.limit_blocks(num_blocks, sizes, [group.window for group in self._groups])
 
     def _bind(self, num_blocks: int) -> None:
         context = self.context

@@ -81,9 +81,9 @@ class RunnerV2(Loading):
         """Reserve the cache; the kernel gives its pages when blocks are first written."""
         self._num_blocks = num_blocks
         self._bind(num_blocks)
-        groups, size = len(self.prepared.groups), self.context.block_size
-        self.table.limit_blocks(num_blocks, [size] * groups)
-        self._rows = Rows(groups, size)
+        groups, size = self.prepared.groups, self.context.block_size
+        self.table.limit_blocks(num_blocks, [size] * len(groups), [group.window for group in groups])
+        self._rows = Rows(len(groups), size)
 
     def _bind(self, num_blocks: int) -> None:
         context, prepared = self.context, self.prepared

@@ -130,6 +130,7 @@ def test_no_string_with_a_surrogate_passes(name: str) -> None:
     ("extra", "message"),
     [
         (None, "extra must be a dict of bytes by plugin name, not NoneType"),
+        ({"\U0001f600" * 16384: b"x"}, "extra holds 65537 bytes; at most 65536 are allowed"),
         ({1: b""}, "extra must hold bytes by plugin name, not b'' under 1"),
         ({"p": "text"}, "extra must hold bytes by plugin name, not 'text' under 'p'"),
         ({SURROGATE: b""}, "extra has a lone surrogate at character 1 ('x\\udfff'): it is no Unicode text"),

@@ -7,6 +7,7 @@ no block and no row behind.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginebay.errors import EngineDead, OutOfMemory, WorkerFailed, WorkerLost
-from enginebay.messages import Envelope, Replies
+from enginebay.messages import Envelope, ModelRunnerOutput, Replies
 from support.fake_engine import DEFAULT, FakeEngine
 from support.mortal import DEPTHS, NUM_STEPS, PROMPTS, Mortal, deadly, failed
 
@@ -89,14 +90,28 @@ def test_a_failure_in_the_second_call_of_a_step(depth: int) -> None:
     assert engine.generation.current == 3
 
 
-def test_a_fault_of_one_request_is_no_failed_step() -> None:
-    engine = FakeEngine(max_failed_steps=1)
-    engine.add("a", max_tokens=4)
-    engine.add("b", max_tokens=4)
-    engine.executor.faults["a"] = "logits are NaN"
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_fault_of_one_request_is_no_failed_step(depth: int, constrained: bool, before: int) -> None:
+    """Nor are the steps that were sent with it before that was known."""
+    engine = FakeEngine(max_failed_steps=1, depth=depth, constrained=constrained)
+    engine.add("a", max_tokens=9)
+    engine.add("b", max_tokens=9)
+    finish_step = engine.executor.table.finish_step
+
+    def failing(sampled: Mapping[str, Sequence[int]], *rest: Any, **more: Any) -> ModelRunnerOutput:
+        if engine.executor.step == before:
+            return finish_step(sampled, {"a": "logits are NaN"}, logprobs={}, prompt_logprobs={})
+        return finish_step(sampled, *rest, **more)
+
+    engine.executor.table.finish_step = failing  # type: ignore[method-assign]  # one token that is none
     engine.run()
     assert engine.generation.current == 0
-    assert engine.texts["b"] == DEFAULT[:4]
+    assert engine.last["a"].error == "logits are NaN"
+    assert (engine.texts["a"], engine.texts["b"]) == (DEFAULT[:before], DEFAULT[:9])
+    assert engine.kv.num_free_blocks == 64
+    assert len(engine.executor.table) == 0
 
 
 def test_an_executor_that_raises_a_workers_failure_is_taken_at_its_word() -> None:

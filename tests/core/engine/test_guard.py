@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,16 @@ import pytest
 
 from enginebay.engine.guard import GuardedScheduler
 from enginebay.errors import EnginebayError, EngineDead, InvalidRequest, PolicyFailed, RequestError, WorkerLost
-from enginebay.messages import RunningRequest, SchedulerOutput, SchedulerStats
+from enginebay.messages import (
+    Committed,
+    FinishReason,
+    GrammarOutput,
+    NewRequest,
+    RunningRequest,
+    SamplingParams,
+    SchedulerOutput,
+    SchedulerStats,
+)
 from support.faults import throws
 from support.leaving import PAST_EXCEPTION, NoWords, in_a_thread
 
@@ -178,5 +188,72 @@ def test_a_subclass_is_as_good() -> None:
     class Id(str):
         __slots__ = ()
 
-    scheduled = SchedulerOutput(step=0, finished=(Id("a"), "b"), num_scheduled_tokens={Id("c"): 1, "d": 2})
+    scheduled = SchedulerOutput(step=0, constrained=(Id("a"), "b"), num_scheduled_tokens={Id("c"): 1, "d": 2})
     assert guarded(lambda: scheduled).schedule() is scheduled
+
+
+def begun(*request_ids: str) -> SchedulerOutput:
+    """A step in which these begin, and draw under masks."""
+    new = [
+        NewRequest(
+            request_id=one,
+            token_ids=(1,),
+            num_prompt_tokens=1,
+            params=SamplingParams(),
+            seed=0,
+            block_ids=((0,),),
+            num_computed_tokens=0,
+        )
+        for one in request_ids
+    ]
+    counts = dict.fromkeys(request_ids, 1)
+    return SchedulerOutput(step=0, new=tuple(new), num_scheduled_tokens=counts, constrained=request_ids)
+
+
+class Answers:
+    """A scheduler that answers what stands in these fields."""
+
+    def __init__(self) -> None:
+        self.scheduled = begun("a", "b")
+        self.grammar = GrammarOutput(request_ids=("a",), bitmask=b"\xff" * 4, words_per_row=1)
+        self.guarded = GuardedScheduler(lambda: self, name=NAME)  # type: ignore[arg-type,return-value]  # half of one
+
+    def schedule(self) -> SchedulerOutput:
+        return self.scheduled
+
+    def get_grammar_bitmask(self, scheduled: SchedulerOutput) -> GrammarOutput:
+        return self.grammar
+
+    def finish_requests(self, request_ids: Sequence[str], status: FinishReason) -> None: ...
+
+    def update_from_output(self, scheduled: SchedulerOutput, committed: Committed) -> None: ...
+
+
+def test_one_that_has_ended_needs_no_mask() -> None:
+    answers = Answers()
+    scheduled = answers.guarded.schedule()
+    with pytest.raises(PolicyFailed, match=rf"^{NAME} returned from get_grammar_bitmask 0 masks for request 'b'"):
+        answers.guarded.get_grammar_bitmask(scheduled)
+    answers.guarded.finish_requests(["b"], FinishReason.ABORT)
+    assert answers.guarded.get_grammar_bitmask(scheduled) is answers.grammar
+
+
+def test_an_end_is_told_once() -> None:
+    answers = Answers()
+    answers.guarded.schedule()
+    answers.guarded.update_from_output(answers.scheduled, Committed(finished={"a": FinishReason.STOP}))
+    answers.scheduled = SchedulerOutput(step=1, finished=("a",))
+    answers.guarded.schedule()
+    with pytest.raises(PolicyFailed, match=rf"^{NAME} scheduled a step in which request 'a' has ended, which the wor"):
+        answers.guarded.schedule()
+
+
+def test_an_end_that_is_never_told() -> None:
+    answers = Answers()
+    answers.guarded.schedule()
+    answers.scheduled = SchedulerOutput(step=1)
+    answers.guarded.finish_requests(["b", "never begun"], FinishReason.ABORT)
+    for _ in range(1000):
+        answers.guarded.schedule()
+    with pytest.raises(PolicyFailed, match=rf"^{NAME} has drawn up 1000 steps since request 'b' ended"):
+        answers.guarded.schedule()

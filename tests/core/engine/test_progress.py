@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -132,8 +133,17 @@ class Whole(Scheduler[NoOptions]):
 
 
 def test_a_scheduler_whose_steps_run_nothing() -> None:
-    ghost = SchedulerOutput(step=0, finished=("ghost",))
-    engine = FakeEngine(scheduler=lambda context: Whole(context, lambda: ghost))
+    class GivesWay(Whole):
+        """Lets a request begin, and then give way in each step."""
+
+        def __init__(self, context: SchedulerContext[NoOptions]) -> None:
+            steps = chain([self.begin], repeat(lambda: SchedulerOutput(step=0, preempted=("a",))))
+            super().__init__(context, lambda: next(steps)())
+
+        def begin(self) -> SchedulerOutput:
+            return self._inner.schedule()
+
+    engine = FakeEngine(scheduler=GivesWay)
     engine.add("a")
     error, _ = run_to_death(engine)
     assert type(error) is PolicyFailed

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from enginebay.engine.annexes import MAX_ANNEX
 from enginebay.engine.grammars import Grammars
 from enginebay.errors import EngineDead, PolicyFailed
-from enginebay.messages import GrammarOutput, ModelRunnerOutput, SchedulerOutput, StructuredOutput
-from support.fake_engine import FEATURES, Bytes, FakeEngine
+from enginebay.messages import GrammarOutput, ModelRunnerOutput, RunningRequest, SchedulerOutput, StructuredOutput
+from support.fake_engine import FEATURES, Bytes, FakeEngine, answer_of
 from support.fake_grammars import FakeCompiler, a_store
 from support.whole_scheduler import OverMechanics
 
@@ -34,7 +34,49 @@ def begun(change: Callable[[SchedulerOutput], SchedulerOutput]) -> Lie:
     return lambda out: change(out) if out.running else out
 
 
+def skipped(out: SchedulerOutput) -> SchedulerOutput:
+    """A chunk of a prompt is begun two tokens before its end."""
+    for index, one in enumerate(out.running):
+        if (count := out.num_scheduled_tokens[one.request_id]) > 2:
+            later = replace(one, num_computed_tokens=one.num_computed_tokens + count - 2)
+            counts = {**out.num_scheduled_tokens, one.request_id: 2}
+            return replace(
+                out, running=(*out.running[:index], later, *out.running[index + 1 :]), num_scheduled_tokens=counts
+            )
+    return out
+
+
+def also_running(out: SchedulerOutput) -> SchedulerOutput:
+    """A new one goes on in the very step."""
+    more = [RunningRequest(request_id=one.request_id, num_computed_tokens=one.num_computed_tokens) for one in out.new]
+    return replace(out, running=(*out.running, *more))
+
+
 LIES: dict[str, Lie] = {
+    "a part of a prompt passed over": skipped,
+    "one that goes on twice": lambda out: replace(out, running=out.running * 2),
+    "one that is new and goes on": also_running,
+    "the same blocks for all": lambda out: replace(
+        out, new=tuple(replace(one, block_ids=(tuple(range(len(one.block_ids[0]))),)) for one in out.new)
+    ),
+    "a block for all places": lambda out: replace(
+        out, new=tuple(replace(one, block_ids=(one.block_ids[0][:1] * len(one.block_ids[0]),)) for one in out.new)
+    ),
+    "one more block, and it has it already": lambda out: replace(
+        out, running=tuple(replace(one, new_block_ids=((63,),)) for one in out.running)
+    ),
+    "a token that nobody drew": begun(
+        lambda out: replace(
+            out,
+            running=tuple(replace(one, new_token_ids=(7,)) for one in out.running),
+            num_scheduled_tokens={one: count + 1 for one, count in out.num_scheduled_tokens.items()},
+        )
+    ),
+    "another choice": lambda out: replace(out, new=tuple(replace(one, choice=one.choice + 5) for one in out.new)),
+    "an extra that nobody sent": first("new", extra={"x": b"y"}),
+    "the end of a stranger": lambda out: replace(out, finished=(*out.finished, "nobody")),
+    "an end that is told twice": lambda out: replace(out, finished=out.finished * 2),
+    "an annex whose names are too large": lambda out: replace(out, annex={"\U0001f600" * (MAX_ANNEX // 4): b"x"}),
     "one token too many": lambda out: replace(
         out, num_scheduled_tokens={one: count + 1 for one, count in out.num_scheduled_tokens.items()}
     ),
@@ -57,19 +99,24 @@ def engine_that(lie: Lie, **parts: Any) -> FakeEngine:
         def schedule(self) -> SchedulerOutput:
             return lie(super().schedule())
 
-    return FakeEngine(scheduler=Lying, features=FEATURES, **parts)
+    return FakeEngine(scheduler=Lying, features=FEATURES, max_num_batched_tokens=24, **parts)
+
+
+PROMPTS = {"a": "say:" + "so it goes on, and on, and on", "b": "say:no, it does not"}
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_a_lie_ends_the_engine_with_the_scheduler_s_name(lie: Lie, depth: int) -> None:
     engine = engine_that(lie, depth=depth)
-    engine.add("a", max_tokens=12)
-    engine.add("b", max_tokens=5, n=2, temperature=1.0)
+    engine.add("a", PROMPTS["a"], max_tokens=12)
+    engine.add("b", PROMPTS["b"], max_tokens=5, n=2, temperature=1.0)
     with pytest.raises(PolicyFailed, match=r"^scheduler 'fake' 1\.0") as dead:
         engine.run()
     assert engine.generation.current == 0, "no void mends it"
-    assert {one.error for one in engine.last.values()} <= {str(dead.value)}
+    assert {one.error for one in engine.last.values()} - {None} <= {str(dead.value)}
+    for name, text in engine.texts.items():
+        assert answer_of(PROMPTS[name[0]].encode()).startswith(text), "no token came of it"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -130,6 +177,47 @@ def test_masks_that_workers_cannot_read_are_the_scheduler_s(mask: GrammarOutput)
     engine.add("a", max_tokens=4)
     with pytest.raises(PolicyFailed, match=r"^scheduler 'fake' 1\.0 returned from get_grammar_bitmask what workers"):
         engine.run()
+
+
+WRONG: dict[str, tuple[GrammarOutput, str]] = {
+    "too few bytes": (
+        GrammarOutput(request_ids=("a", "b"), bitmask=b"\1", words_per_row=1),
+        "1 bytes for 2 masks of 1",
+    ),
+    "no words": (GrammarOutput(request_ids=("a", "b"), bitmask=b"", words_per_row=0), "masks of 0 words"),
+    "minus one": (GrammarOutput(request_ids=("a", "b"), bitmask=b"", words_per_row=-1), "masks of -1 words"),
+    "a stranger": (
+        GrammarOutput(request_ids=("a", "b", "z"), bitmask=bytes(108), words_per_row=9),
+        "a mask for request 'z', which is not in the step",
+    ),
+    "one is missing": (
+        GrammarOutput(request_ids=("a",), bitmask=b"\xff" * 36, words_per_row=9),
+        "0 masks for request 'b', which draws at 1 positions",
+    ),
+    "one is there twice": (
+        GrammarOutput(request_ids=("a", "b", "b"), bitmask=bytes(108), words_per_row=9),
+        "2 masks for request 'b', which draws at 1 positions",
+    ),
+}
+
+
+@pytest.mark.parametrize(("mask", "message"), WRONG.values(), ids=WRONG)
+def test_masks_of_another_step_or_size_are_the_scheduler_s(mask: GrammarOutput, message: str) -> None:
+    class Masking(OverMechanics):
+        def schedule(self) -> SchedulerOutput:
+            out = super().schedule()
+            return replace(out, constrained=tuple(out.num_scheduled_tokens))
+
+        def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
+            return mask
+
+    engine = FakeEngine(scheduler=Masking, features=FEATURES)
+    engine.add("a", max_tokens=4)
+    engine.add("b", max_tokens=4)
+    with pytest.raises(PolicyFailed) as failed:
+        engine.run()
+    assert str(failed.value).startswith(f"scheduler 'fake' 1.0 returned from get_grammar_bitmask {message}")
+    assert not any(engine.texts.values())
 
 
 def test_an_annex_of_the_runner_s_is_bounded_too() -> None:

@@ -34,6 +34,8 @@ class Full:
     computed: int = 0
     blocks: list[list[int]] = field(default_factory=lambda: [[] for _ in range(GROUPS)])
     state: str = "waiting"
+    owed: bool = False
+    """Whether it had to draw in its last step, and no token came."""
     foreign: list[int] = field(default_factory=list)
     """Committed tokens that this runner did not draw, to be told with the next step."""
 
@@ -86,10 +88,10 @@ class Naive:
             request.blocks = [[] for _ in range(GROUPS)]
 
     def tell(self) -> None:
-        """Another runner committed tokens for a running request that is wholly computed."""
-        request_id = self.pick("running")
-        if request_id is not None:
-            request = self.requests[request_id]
+        """Another runner committed tokens for a running request that had to draw here, and did not."""
+        owed = [one for one, request in self.requests.items() if request.state == "running" and request.owed]
+        if owed:
+            request = self.requests[owed[self.draw(0, len(owed) - 1)]]
             told = [self.draw(0, 99) for _ in range(self.draw(1, 3))]
             request.foreign += told
             request.token_ids += told
@@ -164,7 +166,9 @@ class Naive:
         for request_id, count in counts.items():
             request = self.requests[request_id]
             request.computed += count
-            request.token_ids += sampled.get(request_id, [])
+            drawn = sampled.get(request_id, [])
+            request.owed = request.computed == len(request.token_ids) and not drawn
+            request.token_ids += drawn
             self.compare_row(request_id)
 
     def take(self) -> int:

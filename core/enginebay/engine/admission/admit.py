@@ -183,7 +183,7 @@ def _check_extra(extra: object, limits: AdmissionLimits) -> None:
         if type(name) is not str or type(value) is not bytes:
             raise refuse("extra", f"extra must hold bytes by plugin name, not {shown(value)} under {shown(name)}")
         check_unicode("extra", name)
-    size = sum(len(name) + len(value) for name, value in extra.items())
+    size = sum(len(name.encode("utf-8", "surrogatepass")) + len(value) for name, value in extra.items())
     if size > MAX_EXTRA_BYTES:
         raise refuse("extra", f"extra holds {size} bytes; at most {MAX_EXTRA_BYTES} are allowed")
     for name, model in limits.request_extras:
