@@ -109,8 +109,8 @@ def test_a_worker_with_other_plugins_is_named(fake: Installed, monkeypatch: pyte
         started(fake)
     assert str(caught.value) == (
         "rank 0 loaded runner 'fake' (fake-runner 2.0, options {}), but the engine has runner 'fake' (fake-runner 1.0, "
-        'options {"announce":0,"burn_seconds":0.0,"fail":"","hold":"","step_seconds":0.0}): every process must have the '
-        "same packages, versions and options"
+        'options {"announce":0,"burn_seconds":0.0,"fail":"","hold":"","step_seconds":0.0}): every process must have '
+        "the same packages, versions and options"
     )
 
 
