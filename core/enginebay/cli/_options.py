@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,4 +34,10 @@ def config_options(function: F) -> F:
 
 def resolve(config: Path | None, sets: Sequence[str]) -> Resolved:
     """The config of these options, validated; raises ``ConfigError`` with every fault at once."""
-    return load(config, sets=sets)
+
+    def also(rest: Resolved, left_out: Collection[str]) -> Sequence[str]:
+        from enginebay.engine.startup.named import also_wrong
+
+        return also_wrong(rest, left_out)
+
+    return load(config, sets=sets, also=also)

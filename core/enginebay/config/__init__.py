@@ -1,6 +1,7 @@
 """The config: TOML → pydantic, with the environment and ``--set`` on top; every fault reported at once."""
 
 from enginebay.config._explain import explain_fault, fault_path, join_faults
+from enginebay.config._faults import refuse
 from enginebay.config._from_vllm import Translation, from_vllm
 from enginebay.config._load import Resolved, load
 from enginebay.config._models import (
@@ -44,4 +45,5 @@ __all__ = [
     "from_vllm",
     "join_faults",
     "load",
+    "refuse",
 ]

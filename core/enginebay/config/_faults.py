@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from enginebay.config._bounds import MAX_FAULTS
@@ -27,10 +27,12 @@ def known_keys(section: str | None) -> list[str]:
     return sorted(annotation.model_fields, key=lambda name: (name == "options", name != "use"))
 
 
-def faults_of(error: ValidationError, data: Mapping[str, Any], origins: Mapping[str, str], file: str) -> list[str]:
+def faults_of(
+    faults: Sequence[ErrorDetails], data: Mapping[str, Any], origins: Mapping[str, str], file: str
+) -> list[str]:
     """Each fault as one line, in the order of the sections; several of one key are joined."""
     told: dict[tuple[str, ...], list[ErrorDetails]] = {}
-    for detail in error.errors(include_url=False):
+    for detail in faults:
         told.setdefault(fault_path(detail, data), []).append(detail)
     lines: list[str] = []
     for path, details in told.items():

@@ -219,7 +219,7 @@ def _check(reading: _Reading, keys: Mapping[str, Any], origins: Mapping[str, str
     try:
         EngineConfig.model_validate(data)
     except ValidationError as error:
-        faults += faults_of(error, data, origins, "the command line")
+        faults += faults_of(error.errors(include_url=False), data, origins, "the command line")
     if len(faults) == 1:
         raise ConfigError(faults[0])
     if faults:

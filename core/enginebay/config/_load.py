@@ -7,13 +7,14 @@ import re
 import select
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from enginebay.config._beneath import look_beneath
 from enginebay.config._bounds import MAX_CONFIG_BYTES, bad_value
 from enginebay.config._explain import fault_path
 from enginebay.config._faults import faults_of, refuse
@@ -48,15 +49,24 @@ class Resolved:
         return " and ".join(found) or self.file
 
 
+Also = Callable[[Resolved, Collection[str]], Sequence[str]]
+"""Says what is wrong with a config beside its form, each as a line; the keys are those that were left out of it."""
+
+
 def load(
-    path: Path | Mapping[str, Any] | None, *, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    path: Path | Mapping[str, Any] | None,
+    *,
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    also: Also = lambda rest, left_out: (),
 ) -> Resolved:
     """Read and validate a config; nothing is read that is not named.
 
     ``path`` is the TOML file, the tables themselves, or None for defaults. ``environ`` (None: the process's) may set
     ``ENGINEBAY__SECTION__KEY``, ``sets`` are ``section.key=value``; values are TOML literals, or else plain text.
     Relative paths in the file are relative to its folder, those of the other two to the working directory.
-    Raises ``ConfigError`` that tells every fault at once.
+    Raises ``ConfigError`` that tells every fault at once. ``also``: asked, when there is one, what else is wrong with
+    what is left of the config without the keys that are at fault.
     """
     file = "the config" if path is None else str(path)
     layers = Layers()
@@ -70,10 +80,17 @@ def load(
     try:
         config = _validate(layers)
     except ValidationError as error:
-        refuse([*layers.faults, *faults_of(error, layers.data, layers.origins, file)])
+        faults = [*layers.faults, *faults_of(error.errors(include_url=False), layers.data, layers.origins, file)]
+        beneath = look_beneath(error, layers.data, layers.origins, file)
+        faults += beneath.faults
+        if beneath.config is not None:
+            faults += also(Resolved(config=beneath.config, origins=layers.origins, file=file), beneath.left_out)
+        refuse(faults)
         raise  # a validation error without a fault cannot be
-    refuse(layers.faults)
-    return Resolved(config=config, origins=layers.origins, file=file)
+    resolved = Resolved(config=config, origins=layers.origins, file=file)
+    if layers.faults:
+        refuse([*layers.faults, *also(resolved, ())])
+    return resolved
 
 
 def _checked(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -64,18 +64,13 @@ class Roster:
         slots: Sequence[Slot],
         entropy: Entropy,
         remains: Callable[[], Sequence[str]] = lambda: (),
-        restarts: int = -1,
     ) -> None:
-        """``entropy``: where the workers' random ids are drawn; ``remains``: what they had taken and is still there.
-
-        ``restarts``: those of the last workers that were in these slots; -1: there were none.
-        """
+        """``entropy``: where the workers' random ids are drawn; ``remains``: what they had taken and is still there."""
         self.slots = tuple(slots)
         self.incarnations: tuple[str, ...] = ()
         self._supervision, self._book = supervision, supervision.book
         self._memory = supervision.device_memory
         self._ids = entropy.stream("incarnations")
-        self._restarts = restarts
         self._phase = Phase.PENDING
         self._ready_at: float | None = None
         self._first_exit: WorkerExit | None = None
@@ -100,20 +95,15 @@ class Roster:
         """The same of those whose place they took: an end may be told after what it was the cause of."""
         return self._exit_before
 
-    @property
-    def restarts(self) -> int:
-        """How many workers were in each slot before those of now."""
-        return self._restarts
-
     def renew(self, generation: int) -> None:
         """The workers of a new generation are about to be started; those before them are gone."""
         self.incarnations = tuple(f"{self._ids.getrandbits(128):032x}" for _ in self.slots)
-        self._restarts += 1
+        restarts = self._supervision.restarts(self.slots, faulty=bool(self._lost))
         self._exit_before = self._first_exit
         self._phase, self._ready_at, self._first_exit, self._lost = Phase.PENDING, None, None, ""
-        for slot, one in zip(self.slots, self.incarnations, strict=True):
+        for slot, one, number in zip(self.slots, self.incarnations, restarts, strict=True):
             incarnation = Incarnation(id=one, epoch=self._supervision.epoch, generation=generation)
-            self._book.set(WorkerStatus(slot=slot, incarnation=incarnation, restarts=self._restarts))
+            self._book.set(WorkerStatus(slot=slot, incarnation=incarnation, restarts=number))
 
     def enter(self, phase: Phase) -> None:
         """All of them are in that phase now; whoever has ended meanwhile stays so."""
@@ -234,6 +224,11 @@ class Roster:
             looks += 1
             if self._held:
                 self._supervision.wait(_BETWEEN_LOOKS.after(looks, 0.0))
+
+    def leave(self) -> None:
+        """Others have their slots, and nobody looks any more whether something is left of them."""
+        for one in self.incarnations:
+            self._book.leave(one)
 
     def _look_for_remains(self, waited: float, limit: float) -> None:
         remains = self._remains()

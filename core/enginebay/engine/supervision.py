@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from enginebay.engine.device_memory import DeviceMemory, Holders, holders_by_nvml
 from enginebay.interfaces import StatusSink
-from enginebay.messages import SinkState
+from enginebay.messages import SinkState, Slot
 from enginebay.runtime import Runtime
 from enginebay.status import StartTimes, StatusManager
 from enginebay.status.restarts import Ending, GiveUp, Restart, RestartRules, Restarts
@@ -40,6 +40,7 @@ class Supervision:
         self._runtime, self._clock = runtime, runtime.clock
         self._restarts = Restarts(rules or RestartRules())
         self.device_memory = DeviceMemory(runtime, holders)
+        self._anew: dict[Slot, int] = {}
         self._jitter = runtime.entropy.stream("restarts")
         self._lock = runtime.lock()
 
@@ -73,6 +74,16 @@ class Supervision:
         """What follows from a worker's end that nobody asked for; it is counted."""
         with self._lock:
             return self._restarts.after(ending, self._jitter.random())
+
+    def restarts(self, slots: Sequence[Slot], *, faulty: bool) -> list[int]:
+        """Workers begin in these slots: how often each had a worker begin there after a fault, of it or its group.
+
+        ``faulty``: they do, which counts. Those that begin on purpose do not, and a slot keeps its number over them.
+        """
+        with self._lock:
+            for slot in slots if faulty else ():
+                self._anew[slot] = self._anew.get(slot, 0) + 1
+            return [self._anew.get(slot, 0) for slot in slots]
 
     def forgive(self, slots: tuple[str, ...]) -> None:
         """Their ends so far were no fault of theirs."""

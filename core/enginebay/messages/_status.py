@@ -100,8 +100,9 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     """All that is known of one incarnation.
 
     ``reason`` is a word for programs, ``message`` a line for people. ``started``: wall seconds of the first status.
-    ``stages`` are those of the start that were entered. ``restarts``: lives in this slot before. ``heartbeat``: the
-    last sign of life, wall seconds; that it is newer is no news.
+    ``stages`` are those of the start that were entered. ``restarts``: how often a worker began
+    in this slot after a fault; lives that began on purpose are not counted. ``heartbeat``: the last sign of life, wall
+    seconds; that it is newer is no news.
     """
 
     slot: Slot

@@ -116,6 +116,10 @@ class PluginHost:
             found.append(cast("ExecutorPlugin[Any]", descriptor))
         return found
 
+    def check(self, kind: Kind, name: str, options: Mapping[str, Any], source: str = "engine.toml") -> None:
+        """Load a plugin of any kind for what may be wrong with it or its options; nothing is made of it."""
+        self._load(kind, name, options, source)
+
     def load_executor(
         self, name: str, options: Mapping[str, Any], source: str = "engine.toml"
     ) -> Loaded[ExecutorPlugin[Any]]:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -24,16 +25,19 @@ __all__ = ["Entry", "StatusBook"]
 _LOG = logging.getLogger(__name__)
 
 _ENDING = frozenset({Phase.TERMINATING, Phase.RECLAIMING, Phase.FAILED, Phase.SUCCEEDED})
+_OVER: Final = 3
+"""Lives of one slot of which nothing is left, and whose ends some sink has yet to be told: so many are kept."""
 
 
 @dataclass(slots=True)
 class Entry:
     """One incarnation: its record, when it came to its version (monotonic seconds), and the sinks that are done with
-    it."""
+    it. ``left``: nobody looks any more whether something is left of it."""
 
     record: StatusRecord
     changed: float
     done: frozenset[str] = frozenset()
+    left: bool = False
 
     @property
     def status(self) -> WorkerStatus:
@@ -77,7 +81,7 @@ class StatusBook:
     def entries(self) -> list[Entry]:
         """Copies of all entries, in the order in which they came: what is written is written without the lock."""
         with self._lock:
-            return [Entry(one.record, one.changed, one.done) for one in self._entries.values()]
+            return [Entry(one.record, one.changed, one.done, one.left) for one in self._entries.values()]
 
     def present(self) -> dict[Slot, WorkerStatus]:
         """Of each slot the newest incarnation."""
@@ -186,10 +190,14 @@ class StatusBook:
             accepted = self._apply(status, force=True, finished=True)
         return self._told(accepted)
 
-    def drop(self, incarnation_id: str) -> None:
-        """A successor has its slot: what is late of this one is nobody's business."""
+    def leave(self, incarnation_id: str) -> None:
+        """Its end will not be told here: others need not wait for it before they are written in its slot's place."""
         with self._lock:
-            self._entries.pop(incarnation_id, None)
+            entry = self._entries.get(incarnation_id)
+            if entry is None or entry.record.finished:
+                return
+            entry.left = True
+        self._changed()
 
     def let_go(self, incarnation_id: str, sink: str) -> None:
         """That sink has been told the end of it, and holds nothing of it any more. Dropped once all have said so."""
@@ -239,7 +247,8 @@ class StatusBook:
             return None
         else:
             version = old.version + 1
-        self._entries[key] = Entry(StatusRecord(status=status, version=version, finished=finished), self._now())
+        record = StatusRecord(status=status, version=version, finished=finished)
+        self._entries[key] = Entry(record, self._now(), left=entry is not None and entry.left)
         return True
 
     def _is_over(self, status: WorkerStatus) -> bool:
@@ -249,11 +258,13 @@ class StatusBook:
         return any(other.slot == status.slot and other.incarnation.order > order for other in others)
 
     def _succeed(self, status: WorkerStatus) -> None:
-        """A new life in a slot: those before it of which nothing is left are forgotten, told or not."""
-        for key, entry in list(self._entries.items()):
-            before = entry.status.incarnation.order <= status.incarnation.order
-            if entry.record.finished and entry.status.slot == status.slot and before:
-                del self._entries[key]
+        """A new life in a slot: of those before it of which nothing is left the last few stay until sinks know."""
+        order, over = status.incarnation.order, list[str]()
+        for key, entry in self._entries.items():
+            if entry.record.finished and entry.status.slot == status.slot and entry.status.incarnation.order <= order:
+                over.append(key)
+        for key in over[:-_OVER] if self._sinks else over:
+            del self._entries[key]
 
 
 def _fault(old: WorkerStatus, new: WorkerStatus) -> str:

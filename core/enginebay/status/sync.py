@@ -7,7 +7,7 @@ clock that it is given, and sleeps nowhere.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from enginebay.errors import in_words, is_interrupt, one_line
 from enginebay.interfaces import StatusConflict, StatusSink, Stored
-from enginebay.messages import Phase, StatusRecord, WorkerStatus
+from enginebay.messages import Phase, Slot, StatusRecord, WorkerStatus
 from enginebay.status._merge import held_back, merged
 from enginebay.status._normal import same_content
 from enginebay.status.backoff import BackOff
@@ -84,16 +84,14 @@ class SinkSync:
 
     def health(self) -> SinkHealth:
         """From any thread."""
-        behind = sum(self._behind(entry) for entry in self._book.entries())
+        behind = len(self._late())
         return SinkHealth(name=self.name, failures=self._failures, error=self._error, behind=behind)
 
     def due(self) -> float | None:
         """When ``tick`` has something to do by itself, in seconds of the clock: a retry, or a change held for its
         window; None: nothing before the next change or full pass."""
-        waiting = [entry for entry in self._book.entries() if self._behind(entry)]
-        if not waiting:
-            return None
-        return max(self._retry_at, min(self._may_go(entry) for entry in waiting))
+        late = self._late()
+        return max(self._retry_at, min(self._may_go(entry) for entry in late)) if late else None
 
     def tick(self, *, full: bool = False, last: bool = False) -> None:
         """Write what is not acknowledged; ``full``: and what others have changed. Raises nothing of the sink's.
@@ -104,9 +102,12 @@ class SinkSync:
         if self._now() < self._retry_at and not last:
             return
         failed: list[BaseException] = []
-        for entry in self._book.entries():
+        waiting = self._waiting(entries := self._book.entries())
+        for entry in entries:
+            if entry.status.incarnation.id in waiting:  # perhaps no more
+                waiting = self._waiting(self._book.entries())
             try:
-                self._one(entry, full=full)
+                self._one(entry, waiting.get(entry.status.incarnation.id), full=full)
             except BaseException as error:
                 if is_interrupt(error):
                     raise
@@ -122,8 +123,13 @@ class SinkSync:
             _LOG.info("status sink %s takes statuses again", self.name)
         self._failures, self._error = 0, ""
 
-    def _one(self, entry: Entry, *, full: bool) -> None:
+    def _one(self, entry: Entry, elder: Entry | None, *, full: bool) -> None:
+        """``elder``: the life that it waits for."""
         if self.name in entry.done:
+            return
+        if elder is not None:
+            if entry.record.finished and not elder.record.finished:  # it has never had the slot, and never will
+                self._book.let_go(entry.status.incarnation.id, self.name)
             return
         if self._behind(entry):
             if full or self._may_go(entry) <= self._now():
@@ -138,6 +144,31 @@ class SinkSync:
         self._retry_at = self._now() + _AGAIN.after(self._failures, self._draw())
         if self._failures == 1:
             _LOG.warning("status sink %s: %s; it is tried again", self.name, self._error)
+
+    def _late(self) -> list[Entry]:
+        """What could be written, and is not."""
+        waiting = self._waiting(entries := self._book.entries())
+        return [one for one in entries if self._behind(one) and one.status.incarnation.id not in waiting]
+
+    def _waiting(self, entries: Sequence[Entry]) -> dict[str, Entry]:
+        """Of each life that is not to be written yet, by its id, the one that has its slot: they come in their order.
+
+        While others are started beside those that serve, the record is that of who serves, and it has its end there
+        before the next begins.
+        """
+        first: dict[Slot, Entry] = {}
+        waiting: dict[str, Entry] = {}
+        for entry in sorted(entries, key=lambda one: one.status.incarnation.order):
+            if (elder := first.get(entry.status.slot)) is not None:
+                waiting[entry.status.incarnation.id] = elder
+            elif not self._gives_way(entry):
+                first[entry.status.slot] = entry
+        return waiting
+
+    def _gives_way(self, entry: Entry) -> bool:
+        seen = self._seen.get(entry.status.incarnation.id)
+        silent = seen is not None and seen.silent
+        return self.name in entry.done or silent or (entry.left and not self._behind(entry))
 
     def _behind(self, entry: Entry) -> bool:
         seen = self._seen.get(entry.status.incarnation.id)
@@ -181,8 +212,7 @@ class SinkSync:
         """The slot holds something else than was thought: whether to write over it.
 
         A later life there silences this sink, for this incarnation and as long as it stands there; nothing that a sink
-        holds takes a worker out of the book that stands in its slot by what we know ourselves. Two stand in one while
-        others are started beside those that serve: which of them is over is not the sink's to say.
+        holds takes a worker out of the book that stands in its slot by what we know ourselves. One of ours is no news.
         """
         own = local.status.incarnation
         if held is None:
@@ -193,10 +223,7 @@ class SinkSync:
         follower = "" if present is None or present.incarnation.id == own.id else present.incarnation.id
         seen.tag, seen.record = held.tag, held.record if other.id == own.id else None
         seen.silent = other.id != own.id and (other.order > own.order or other.id == follower)
-        if seen.silent and follower and local.finished:
-            self._book.drop(own.id)  # what is late of this one is nobody's business
-            del self._seen[own.id]
-        elif seen.silent and not before:
+        if seen.silent and not before and self._book.get(other.id) is None:
             where = f"status sink {self.name} holds a later life of {local.status.slot.name} than this engine's"
             _LOG.warning("%s (run %d, generation %d): it is told nothing while that stands there", where, *other.order)
         return not seen.silent
@@ -223,7 +250,12 @@ class SinkSync:
         if not seen.silent:  # else there is nothing of it there
             if seen.version < record.version:
                 return
-            self._sink.remove(record.status.slot, key)
+            waiting = self._waiting(self._book.entries()).items()
+            heir = next((one for one, elder in waiting if elder.status.incarnation.id == key), None)
+            if heir is None:
+                self._sink.remove(record.status.slot, key)
+            else:  # whose record is written over this one
+                self._seen[heir] = _Seen(tag=seen.tag)
         self._book.let_go(key, self.name)
 
     def _forget(self) -> None:

@@ -272,7 +272,10 @@ def test_check_shows_the_status_sinks(parts: FakeSite) -> None:
     [
         (
             ['status.sinks=["sqlit"]'],
-            "No status sink named 'sqlit' is installed. Did you mean 'sqlite'? Installed: sqlite (sqlite-pkg 1.0)",
+            (
+                "--set: [status] sinks: No status sink named 'sqlit' is installed. Did you mean 'sqlite'? "
+                "Installed: sqlite (sqlite-pkg 1.0)"
+            ),
         ),
         (
             ["status.sqlite.file=x"],

@@ -164,7 +164,7 @@ def test_finished_is_a_latch() -> None:  # T29
     assert [entry.record.finished for entry in stand.book.entries()] == [True]
 
 
-def test_ends_that_were_never_told_do_not_pile_up() -> None:  # T17
+def test_ends_that_were_never_told_do_not_pile_up_and_the_last_are_told() -> None:  # T17
     stand = Stand()
     stand.sink.error = OSError("down")
     for number in range(100):
@@ -173,7 +173,12 @@ def test_ends_that_were_never_told_do_not_pile_up() -> None:  # T17
         stand.book.terminate(inc.id, signal=9)
         stand.book.end(inc.id, asked=False)
         stand.sync.tick()
-    assert len(stand.book.entries()) == 1
+    assert [one.status.incarnation.id for one in stand.book.entries()] == ["i96", "i97", "i98", "i99"]
+    stand.sink.error, stand.now = None, stand.now + 60.0
+    stand.sync.tick()
+    told = [(one.status.incarnation.id, one.status.phase) for one in stand.sink.history]
+    assert told == [(f"i{number}", Phase.FAILED) for number in range(96, 100)]
+    assert (stand.book.entries(), stand.sink.records()) == ([], [])
 
 
 def test_present_is_the_newest_of_each_slot() -> None:

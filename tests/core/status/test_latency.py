@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from enginebay.engine.roster import Roster, slots_of
 from enginebay.engine.supervision import Supervision
+from enginebay.errors import WorkerLost
 from enginebay.interfaces import WorkerExit
 from enginebay.messages import Incarnation, Phase, RankPlace, Stage, WorkerStatus, WorldPlan
 from enginebay.status import StartSample, StartTimes, start_of
@@ -141,6 +142,8 @@ def test_each_rank_of_a_group_that_was_started_has_one(caplog: pytest.LogCapture
     supervision = Supervision(runtime, {})
     roster = Roster(supervision, slots_of(world, "cpu"), runtime.entropy)
     for generation, lost in enumerate([None, 1]):
+        if generation:
+            roster.failed(WorkerLost("gone"))
         roster.renew(generation)
         for at, phase in TIMES:
             clock.time = 1000.0 * (generation + 1) + at

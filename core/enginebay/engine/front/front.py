@@ -19,6 +19,7 @@ from enginebay.engine.port import EnginePort
 from enginebay.engine.replicas.growing import GrowingSet
 from enginebay.engine.spans import CHAT, TEXT_COMPLETION
 from enginebay.engine.startup.groups import start_groups
+from enginebay.engine.startup.named import also_wrong
 from enginebay.engine.startup.plan import plan
 from enginebay.engine.startup.texts import find_chat_template, read_tokenizer
 from enginebay.errors import CapabilityError, InvalidRequest, ModelError
@@ -65,8 +66,8 @@ def resolve_config(config: ConfigLike, sets: Sequence[str]) -> Resolved:
     if isinstance(config, EngineConfig):
         if not sets:
             return Resolved(config=config)
-        return load(config.model_dump(mode="json", exclude_unset=True), sets=sets, environ={})
-    return load(Path(config) if isinstance(config, str) else config, sets=sets)
+        return load(config.model_dump(mode="json", exclude_unset=True), sets=sets, environ={}, also=also_wrong)
+    return load(Path(config) if isinstance(config, str) else config, sets=sets, also=also_wrong)
 
 
 class Front:

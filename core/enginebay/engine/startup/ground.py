@@ -52,18 +52,18 @@ class Ground:
 
 
 def lay_ground(
-    plan: Plan, runtime: Runtime, hooks: Hooks, supervision: Supervision, *, generation: int = 0, restarts: int = -1
+    plan: Plan, runtime: Runtime, hooks: Hooks, supervision: Supervision, *, generation: int = 0
 ) -> tuple[Ground, Executor[Any]]:
     """The ground of a group, and the executor as its plugin made it, before extensions wrapped it. Nothing runs yet.
 
-    ``generation`` is the first that its workers have, ``restarts`` as for ``Roster``.
+    ``generation`` is the first that its workers have.
     """
     numbers, watch, folder = Generation(generation), WorkerWatch(), LazyRunFolder()
     able = plan.executor.plugin.capabilities
     here = not able.multi_node or able.every_rank_schedules
     devices = plan.runner.plugin.capabilities.devices
     slots = slots_of(plan.world, device_of_slots(plan.config.device.kind, devices, here=here))
-    roster = Roster(supervision, slots, runtime.entropy, folder.remains, restarts)
+    roster = Roster(supervision, slots, runtime.entropy, folder.remains)
 
     def exited(worker_exit: WorkerExit) -> None:
         roster.exited(worker_exit)  # first: the watch wakes who reads it

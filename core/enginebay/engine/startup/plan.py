@@ -18,6 +18,7 @@ from enginebay.engine.startup._fit import check_executor, check_fit, check_passe
 from enginebay.engine.startup._launched import own_rank
 from enginebay.engine.startup._overlap import can_overlap, settle_overlap
 from enginebay.engine.startup._settle import InForce, Settled, settle
+from enginebay.engine.startup.named import check_named
 from enginebay.interfaces import (
     BatchConstraints,
     ExecutorPlugin,
@@ -71,16 +72,17 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
 
     ``model`` is read from ``[model] path`` unless it is given. Plugins' ``enginebay_configure`` hooks are called
     here, once, after everything is loaded, but not ``again``, for a plan that is to take another's place. Raises
-    ``ConfigError`` (``PluginError``, ``CapabilityError``, ``ModelError``) with the reason and a way out.
+    ``ConfigError`` (``PluginError``, ``CapabilityError``, ``ModelError``) with the reason and a way out; of names that
+    are at fault all at once.
     """
     config = resolved.config
+    model = check_named(resolved, host, model)
     executor = host.load_executor(config.executor.use, config.executor.options, resolved.source("executor.options"))
     scheduler = host.load_scheduler(
         config.scheduler.use, config.scheduler.options, resolved.source("scheduler.options")
     )
     check_executor(config, executor.plugin, host.executor_plugins)
     world = plan_workers(config.parallel, own_rank(config, executor.plugin))
-    model = _read_model(config) if model is None else model
     runner, runner_why = choose_runner(resolved, host, model, executor.plugin)
     extensions = host.load_extensions(config.extensions, resolved.source("extensions"))
     in_workers = host.load_worker_extensions(
@@ -134,16 +136,6 @@ def plan(resolved: Resolved, host: PluginHost, *, model: ModelInfo | None = None
         worker_extensions=in_workers,
         status_sinks=sinks,
         origins=resolved.origins,
-    )
-
-
-def _read_model(config: EngineConfig) -> ModelInfo:
-    from enginebay.models import read_model_info, resolve_model
-
-    return read_model_info(
-        resolve_model(config.model.path, progress=True),
-        name=config.model.served_model_name,
-        needs_tokenizer=config.model.tokenizer is None,
     )
 
 

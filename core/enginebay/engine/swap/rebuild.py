@@ -103,7 +103,6 @@ class Rebuild:
             self._frame.host.hooks,
             self._frame.supervision,
             generation=generation,
-            restarts=self._ground.roster.restarts,
         )
         ground = dataclasses.replace(laid, runtime=runtime, life=self._ground.life, at_end=self._ground.at_end)
         try:
@@ -121,6 +120,7 @@ class Rebuild:
             try:
                 self._stop(ground, in_a_hurry=isinstance(error, EngineDead))
             finally:
+                ground.roster.leave()
                 ground.release()
             raise
 
@@ -134,6 +134,7 @@ class Rebuild:
 
     def leave(self) -> None:
         """Give back what was taken for the workers of now, which have ended for good."""
+        self._ground.roster.leave()
         self._ground.release()
 
     def _stop(self, ground: Ground, *, in_a_hurry: bool = False) -> None:

@@ -81,7 +81,7 @@ def test_workers_of_the_new_group_are_told_of_and_no_restart_is_counted(make: Ma
     now = engine.core.parts.roster
     [status] = now.statuses()
     assert status.phase is Phase.READY
-    assert (status.restarts, status.incarnation.generation) == (3, 3)
+    assert (status.restarts, status.incarnation.generation) == (0, 3)
     assert now.incarnations != before
     assert [slot.name for slot in now.slots] == [slot.name for slot in roster.slots]
     assert engine.core.status().health.healthy  # type: ignore[union-attr]  # it is told
