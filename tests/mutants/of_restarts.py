@@ -44,7 +44,7 @@ def restarts_are_given_up_early(patch: Patch) -> None:
 
 def restarts_of_a_convict_are_not_forgiven(patch: Patch) -> None:
     """What a convicted request cost counts against the workers that come after it."""
-    patch(Roster, "forgive", lambda self: None)
+    patch(Roster, "forgive", lambda self, elsewhere=(): None)
 
 
 def restarts_are_forgiven_without_a_token(patch: Patch) -> None:

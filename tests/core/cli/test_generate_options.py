@@ -220,11 +220,11 @@ def test_what_cannot_come_is_a_number_in_json(capsys: pytest.CaptureFixture[str]
 
 def test_the_way_it_is_scheduled_arrives(generate: Run, tmp_path: Path) -> None:
     code, _, err = generate("hi", "--timeout", "0.000001")
-    assert (code, err) == (1, "enginebay: the request failed: deadline\n")
+    assert (code, err) == (1, "enginebay: the request failed: deadline (--timeout 1e-06 s)\n")
     file = tmp_path / "p"
     file.write_text("a\nb\n")
     code, _, err = generate("--file", str(file), "--timeout", "0.000001", "--priority", "1", "--tenant", "t")
-    assert (code, err) == (1, "enginebay: the request failed: deadline\n" * 2)
+    assert (code, err) == (1, "enginebay: the request failed: deadline (--timeout 1e-06 s)\n" * 2)
     code, _, err = generate("hi", "--priority", str(2**31))
     assert (code, err) == (1, "enginebay: priority must be an integer within 32 bits, not 2147483648\n")
 
