@@ -121,6 +121,15 @@ class Hand:
                 return
         raise AssertionError("work is left")
 
+    def run_until(self, happened: Callable[[], bool], most: int = 200) -> None:
+        """Turn all until then."""
+        for _ in range(most):
+            for group in range(len(self.loops)):
+                if happened():
+                    return
+                self.turn(group)
+        raise AssertionError("it did not happen")
+
     def check(self, *failing: str) -> None:
         """Every request has ended once, with the tokens of an undisturbed one, and nothing of any is left."""
         for error in self.wrong:

@@ -58,13 +58,15 @@ class Enter:
     """Go on with a request of another group, whose outputs go to ``sink`` from here on.
 
     ``refused`` finds another group when this one cannot, and says whether there is one. Whoever makes ``taken`` run, or
-    cancels it, is the one who has the request. ``is_aborted``: its abort was there before it.
+    cancels it, is the one who has the request. ``is_aborted``: its abort was there before it. ``is_home``: it comes
+    back to where it was, since nobody else can go on with it.
     """
 
     moved: Moved
     sink: Sink
     refused: Callable[[], bool]
     is_aborted: Callable[[], bool]
+    is_home: bool = False
     taken: Future[None] = field(default_factory=Future)
 
 

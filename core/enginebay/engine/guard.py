@@ -52,7 +52,7 @@ _NONE: Final[tuple[()]] = ()
 """Every empty tuple is this one: most of a step's lists hold nothing, and need no look."""
 
 _LATE: Final = 1000
-"""Schedules after which it must have been said that a request has ended."""
+"""Steps after which it must have been said that a request has ended."""
 
 _STR: Final = frozenset({str})
 _INT: Final = frozenset({int})
@@ -73,7 +73,7 @@ class GuardedScheduler:
         self._last = SchedulerStats()
         self._begun: set[str] = set()
         self._ended: dict[str, int] = {}
-        self._schedules = 0
+        self._steps = 0
         self._scheduler = make()
 
     def renew(self) -> None:
@@ -121,7 +121,8 @@ class GuardedScheduler:
             raise self._blamed("a look at what schedule() returned", error) from error
         if fault:
             raise PolicyFailed(f"{self._name} scheduled a step with {fault}")
-        self._schedules += 1
+        if scheduled.num_scheduled_tokens:
+            self._steps += 1
         if scheduled.new or scheduled.finished or self._ended:
             self._note_told(scheduled)
         return scheduled
@@ -182,7 +183,7 @@ class GuardedScheduler:
         """Of those that the workers know, a schedule has yet to say that they have ended."""
         for request_id in request_ids:
             if request_id in self._begun:
-                self._ended[request_id] = self._schedules
+                self._ended[request_id] = self._steps
 
     def _note_told(self, scheduled: SchedulerOutput) -> None:
         """What the workers keep of requests grows with ``new`` and falls with ``finished`` alone."""
@@ -196,7 +197,7 @@ class GuardedScheduler:
             self._ended.pop(request_id, None)
         self._begun.update([new.request_id for new in scheduled.new])
         for request_id, since in self._ended.items():
-            if self._schedules - since > _LATE:
+            if self._steps - since > _LATE:
                 raise PolicyFailed(
                     f"{self._name} has drawn up {_LATE} steps since request {request_id!r} ended, and not one of them "
                     "says so to the workers ('finished')"

@@ -110,6 +110,8 @@ class EngineLoop:
             if self._stopping:
                 return
             self._desk.turn()
+            if self._core.death() is not None:  # of a command, whose answer that was: nobody else has heard of it
+                self._fail_all(self._end)
             if self._core.death() is not None or not self._core.has_work():
                 self._core.stats()  # what ``status`` tells until the next step
                 self._mend()
@@ -215,7 +217,7 @@ class EngineLoop:
         if why is None:
             self._readers[moved.request_id] = _Reader(sink=command.sink, unfinished=len(moved.lives))
             try:
-                moving.enter(moved)
+                moving.enter(moved, home=command.is_home)
             except RequestError as error:
                 del self._readers[moved.request_id]
                 why = error

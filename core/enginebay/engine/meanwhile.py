@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager
 
@@ -25,13 +25,16 @@ class Meanwhile:
 
     ``serve`` returns at the time that it is given, in seconds of the clock, or earlier; whoever drives the core does in
     it what clients ask and no worker is needed for. ``wake`` makes it return at once. ``move`` lets other groups go on
-    with requests, if there are any; ``recovery`` is the trace of the recovery that is under way.
+    with requests, if there are any, but for those that ``stay``, by the clients' ids; ``tell`` is how a scheduler that
+    may go on hears of ends. ``recovery`` is the trace of the recovery that is under way.
     """
 
     def __init__(self, parts: CoreParts, requests: Requests) -> None:
         self.serve: Callable[[float], None] = self._wait
         self.wake: Callable[[], None] = lambda: None
         self.move: Callable[[], None] = lambda: None
+        self.tell: Callable[[Sequence[str], FinishReason], None] = lambda request_ids, finish: None
+        self.stay: set[str] = set()
         self.recovery: Recovery | None = None
         self._parts, self._requests = parts, requests
         self._clock = parts.runtime.clock
@@ -56,6 +59,7 @@ class Meanwhile:
     def of(self, setback: Setback, recovery: Recovery | None = None) -> Iterator[None]:
         """From the loss of the workers until others stand; whoever waits for these calls the watch's ``meanwhile``."""
         self._since, self._why, self.recovery = self._clock.now(), str(setback.error), recovery
+        self.stay.clear()
         watch = self._parts.watch
         watch.meanwhile = lambda: self._look(self._clock.now())
         try:
@@ -70,6 +74,7 @@ class Meanwhile:
         on in other groups. No step is in flight."""
         watch.meanwhile = lambda: self._look(self._clock.now())
         self._on_purpose = True
+        self.stay.clear()
         try:
             self.move()
             yield
@@ -87,8 +92,11 @@ class Meanwhile:
         self.serve(until)
         self.move()
         now, now_ns = self._clock.now(), self._clock.now_ns()
-        for row in self._requests.expired(now):
+        late = self._requests.expired(now)
+        for row in late:
             self._requests.end(row, FinishReason.ERROR, now_ns, error="deadline")
+        if late and self._on_purpose:  # else a fresh scheduler comes, which hears of those that are left
+            self.tell([row.request_id for row in late], FinishReason.ERROR)
         limit = self._parts.recovery_timeout
         error = f"no worker was ready for {limit:g} s ([deadlines] recovery): {self._why}"
         for row in [one for one in self._requests.ledger if now >= max(self._since, one.arrival) + limit]:

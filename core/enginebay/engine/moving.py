@@ -90,7 +90,7 @@ class Moving:
         self._or_die = OrDie(die, spare=RequestError)
         self._bound: frozenset[str] = frozenset()
         self._is_over = False
-        rebirth.meanwhile.move = self.out
+        rebirth.meanwhile.move, rebirth.meanwhile.tell = self.out, self._tell
 
     @property
     def takes(self) -> bool:
@@ -122,6 +122,7 @@ class Moving:
         What a living worker failed stays: it would fail elsewhere. From here on, whatever goes wrong is its end.
         """
         self._is_over = True
+        self._rebirth.meanwhile.stay.clear()  # there is no other chance
         try:
             if not self._rebirth.halted and isinstance(error, OF_WORKERS):
                 flights = self._rebirth.pipeline.in_flight
@@ -140,7 +141,8 @@ class Moving:
         """The ids, as clients gave them, of the requests that may leave, in order of arrival."""
         may: dict[str, bool] = {}
         for row in self._requests.ledger:
-            bound = row.request_id in self._bound or self._isolation.binds(row.request_id)
+            stays = row.client_id in self._rebirth.meanwhile.stay or row.request_id in self._bound
+            bound = stays or self._isolation.binds(row.request_id)
             may[row.client_id] = may.get(row.client_id, True) and not bound
         return [request_id for request_id, one in may.items() if one]
 
@@ -161,8 +163,7 @@ class Moving:
         """Others have these now."""
         ids = [live.row.request_id for one in moved for live in one.lives]
         if ids and not self._is_over:
-            with self._or_die:
-                self._scheduler.finish_requests(ids, FinishReason.ABORT)
+            self._tell(ids, FinishReason.ABORT)
 
     def stay(self, moved: Moved) -> None:
         """Nobody took it: it is here as before."""
@@ -185,9 +186,9 @@ class Moving:
             return error
         return None
 
-    def enter(self, moved: Moved) -> None:
+    def enter(self, moved: Moved, *, home: bool = False) -> None:
         """Go on with a request that is not refused. Raises ``RequestError`` when the scheduler refuses it, and then it
-        is not here; or this group's death of it."""
+        is not here; or this group's death of it. ``home``: nobody else could, so it stays while this group is away."""
         now_ns = self._clock.now_ns()
         self._open(moved)
         held = moved.lives[0].row.params.structured is not None or self._isolation.alone is not None
@@ -199,17 +200,22 @@ class Moving:
                 self._isolation.leave(live.row.request_id)
                 self._requests.leave(live.row)
             raise
+        if home:
+            self._rebirth.meanwhile.stay.add(moved.request_id)
+            return
         self._requests.num_moved += len(moved.lives)
         for live in moved.lives:
             live.row.recoveries += 1
             live.timeline.event("moved", now_ns, moved.recovery)
 
     def end(self, moved: Moved, error: str) -> None:
-        """No group can go on with it: it ends here, with that error."""
-        now_ns = self._clock.now_ns()
-        self._open(moved)
-        for live in moved.lives:
-            self._requests.end(live.row, FinishReason.ERROR, now_ns, error=error)
+        """No group can go on with it: it ends here, with that error, and is in nobody's way."""
+        self._requests.refuse(moved.lives, self._clock.now_ns(), error)
+
+    def _tell(self, request_ids: Sequence[str], finish: FinishReason) -> None:
+        """The scheduler hears that these are no more."""
+        with self._or_die:
+            self._scheduler.finish_requests(request_ids, finish)
 
     def _open(self, moved: Moved) -> None:
         self._requests.enter(moved.lives, self._clock.now_ns())

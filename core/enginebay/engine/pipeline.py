@@ -135,7 +135,7 @@ class Pipeline:
         if constrained:
             self._sample(flight)
         if trace is not None:
-            self._requests.link_step(flight)
+            flight.link_requests()
         return True
 
     def _observe(self, sent: SchedulerOutput, scheduled_ns: int) -> Batch:

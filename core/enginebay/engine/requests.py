@@ -57,11 +57,8 @@ class Requests:
         self.num_proposed = self.num_accepted = self.num_moved = 0
         self.num_structured = 0
         self.busy_since = 0.0
-        self._spans = spans
-        self._detokenizer = detokenizer
-        self._eos_token_ids = eos_token_ids
-        self._max_model_len = max_model_len
-        self._on_finished = on_finished
+        self._spans, self._on_finished = spans, on_finished
+        self._detokenizer, self._eos_token_ids, self._max_model_len = detokenizer, eos_token_ids, max_model_len
         self._grammars = grammars or Grammars()
         self._live = Lives()
         self._deadlines = Deadlines(self.ledger)
@@ -119,6 +116,14 @@ class Requests:
             live.void()
             self.ledger.enter(live.row)
             self._begin(live, live.row.request())
+
+    def refuse(self, lives: Sequence[Live], now_ns: int, error: str) -> None:
+        """End live requests that were given away elsewhere; they are never here, where their ids may be others'."""
+        for live in lives:
+            apart = Ledger()
+            apart.enter(live.row)
+            self._outputs.append(apart.end(live.row, FinishReason.ERROR, text=self._rest(live), error=error))
+            self._tell(live, now_ns)
 
     def _begin(self, live: Live, request: EngineRequest) -> None:
         self._live.add(live)
@@ -256,8 +261,7 @@ class Requests:
         self, row: Row, finish: FinishReason, now_ns: int, *, error: str | None = None, error_param: str | None = None
     ) -> None:
         """End a row by other means than its tokens; text that was held back goes out with it."""
-        may_end = len(row.committed) >= row.params.min_tokens
-        text, _ = self._live[row.request_id].text.finish(may_end=may_end)
+        text = self._rest(self._live[row.request_id])
         self._outputs.append(self.ledger.end(row, finish, text=text, error=error, error_param=error_param))
         self._close(row, now_ns)
 
@@ -275,22 +279,18 @@ class Requests:
         """The live rows whose deadline has passed."""
         return self._deadlines.passed(now)
 
-    def link_step(self, flight: InFlight) -> None:
-        """Tie a recorded step and its requests in both directions: those that join here, and each one's last."""
-        if flight.context is None:
-            return
-        for live, _ in flight.rows.values():
-            timeline = live.timeline
-            timeline.last_step_context = flight.context
-            if timeline.first_step == flight.step:
-                timeline.first_step_context = flight.context
-                flight.links.append(link_to(timeline))
+    @staticmethod
+    def _rest(live: Live) -> str:
+        """Its text that was held back."""
+        return live.text.finish(may_end=len(live.row.committed) >= live.row.params.min_tokens)[0]
 
     def _close(self, row: Row, now_ns: int) -> None:
+        self._tell(self._leave(row), now_ns)
+
+    def _tell(self, live: Live, now_ns: int) -> None:
         self.num_finished += 1
-        live = self._leave(row)
         live.timeline.last_step = live.last_step
-        self._on_finished(self._spans.close(row, live.timeline, now_ns))
+        self._on_finished(self._spans.close(live.row, live.timeline, now_ns))
 
     def _leave(self, row: Row) -> Live:
         if row.params.structured is not None:

@@ -13,7 +13,7 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 from enginebay import tracing
 from enginebay.engine.live import Live
 from enginebay.engine.recovery import error_type
-from enginebay.engine.spans import WallTime
+from enginebay.engine.spans import WallTime, link_to
 from enginebay.interfaces import PendingCall
 from enginebay.messages import (
     NewRequest,
@@ -94,6 +94,17 @@ class InFlight(Struct, kw_only=True):
         """Whether all that its constrained requests drew in earlier steps is committed: only then are masks known."""
         rows = (self.rows[request_id] for request_id in self.sent.constrained)
         return all(live.row.finish is not None or len(live.row.committed) == offset for live, offset in rows)
+
+    def link_requests(self) -> None:
+        """Tie a recorded step and its requests in both directions: those that join here, and each one's last."""
+        if (context := self.context) is None:
+            return
+        for live, _ in self.rows.values():
+            timeline = live.timeline
+            timeline.last_step_context = context
+            if timeline.first_step == self.step:
+                timeline.first_step_context = context
+                self.links.append(link_to(timeline))
 
     @property
     def context(self) -> SpanContext | None:

@@ -153,11 +153,11 @@ class RequestTable:
                 if count != len(token_ids):
                     raise self._fault(request_id, f"got {count} log-probabilities for {len(token_ids)} tokens")
                 row.token_ids.extend(token_ids)
-            if scheduled.samples and not token_ids:
-                row.owes = True
+            if scheduled.samples:
+                row.owes = not token_ids
+            row.unsure = 0 if token_ids else len(scheduled.draft_token_ids)
             row.num_computed_tokens += scheduled.num_tokens
             if scheduled.draft_token_ids:  # of the proposals, what was accepted
-                row.unsure = 0 if token_ids else len(scheduled.draft_token_ids)
                 row.num_computed_tokens -= len(scheduled.draft_token_ids) - max(0, len(token_ids) - 1)
             request_ids.append(request_id)
             drawn.append(token_ids)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -251,8 +252,12 @@ def test_an_end_is_told_once() -> None:
 def test_an_end_that_is_never_told() -> None:
     answers = Answers()
     answers.guarded.schedule()
-    answers.scheduled = SchedulerOutput(step=1)
+    held = SchedulerOutput(step=1)
     answers.guarded.finish_requests(["b", "never begun"], FinishReason.ABORT)
+    answers.scheduled = held
+    for _ in range(2000):  # that is no step: a scheduler may hold its requests back
+        answers.guarded.schedule()
+    answers.scheduled = msgspec.structs.replace(held, num_scheduled_tokens={"a": 1})
     for _ in range(1000):
         answers.guarded.schedule()
     with pytest.raises(PolicyFailed, match=rf"^{NAME} has drawn up 1000 steps since request 'b' ended"):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.errors import EngineAsleep, WorkerLost
+from enginebay.engine.death import Death
+from enginebay.errors import EngineAsleep, StartFailed, WorkerLost
 from enginebay.messages import Drain, FinishReason, RestartWorkers
 from enginebay.status.restarts import RestartRules
 from support.moving import MakeHand, busy, expected
@@ -248,3 +249,92 @@ def test_one_that_cannot_be_sent_is_where_it_was_and_nowhere_else(hand: MakeHand
     assert not two.loops[1]._readers
     two.run()
     two.check()
+
+
+def test_one_whose_id_is_in_use_where_it_is_refused_ends_alone(hand: MakeHand) -> None:
+    """Its home has died meanwhile, and the only other group has a request of that id, which is well."""
+    two = hand(rules=RestartRules(per_slot=1, per_engine=100))
+    two.ask("x", "say:choice %", 30, n=2, temperature=1.0)
+    two.ask("x#0", "say:the other one", 40)
+    two.ask("by", "say:a bystander", 40)
+    assert [two.group_of(one) for one in ("x", "x#0", "by")] == [0, 1, 1]
+    two.turn(0)
+    two.turn(1)
+    two.doomed.add(0)
+    two.turn(0)
+    two.turn(1)  # it is refused
+    for _ in range(5):  # it is home again, and not what workers die of
+        two.turn(0)
+    assert two.group_of("x") == 0
+    two.doomed.add(0)
+    two.run_until(lambda: two.engines[0].core.death() is not None)
+    two.run()
+    two.check("x")
+
+
+def test_what_nobody_else_can_do_stays_until_there_are_workers(
+    hand: MakeHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is offered once, and is not counted as moved."""
+    two = hand()
+    two.ask("x", "say:choice %", 30, n=2, temperature=1.0)
+    two.ask("x#0", "say:the other one", 200)
+    two.turn(0)
+    two.turn(1)
+
+    def long(group: int) -> None:
+        for _ in range(20):
+            two.turn(1)
+            two.engines[0].watch.meanwhile()
+
+    two.in_respawn = long
+    two.doomed.add(0)
+    two.turn(0)
+    assert caplog.text.count("go on in other groups") == 1
+    assert two.engines[0].core._requests.num_moved == 0
+    two.run()
+    two.check()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_an_abort_finds_it_in_the_inbox_of_a_group_that_is_dying(hand: MakeHand, quiet: bool) -> None:  # R7
+    three = hand(3)
+    sink = three.ask("x", "say:a long long answer", 30)
+    three.turn(0)
+    three.doomed.add(0)
+    three.turn(0)
+    assert [type(one).__name__ for one in three.loops[1]._inbox] == ["Enter"]
+    three.engines[1].core._death = Death.of(WorkerLost("rank 0: gone"))  # it stops its workers now
+    if quiet:
+        three.set.abort_quietly("x", sink)
+    else:
+        three.set.abort("x")
+    three.run()
+    assert [one.finish_reason for one in sink.outputs if one.finish_reason] == [FinishReason.ABORT]
+    assert sink.tokens == []
+    three.check("x")
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_a_death_of_a_command_is_told_to_the_requests_of_its_group(hand: MakeHand, drains: bool) -> None:  # E2
+    """The command's answer is one thing, and that its group is no more another."""
+    two = hand(rules=RestartRules(per_slot=1, per_engine=100))
+    sink = two.ask("x", "say:a long long answer", 30)
+    other = two.ask("y", "say:the other long answer", 30)
+    two.turn(0)
+    two.turn(1)
+    if drains:  # then nothing is moved
+        two.set.control(Drain(timeout=1000.0))
+        two.turn(0)
+        two.turn(1)
+
+    def fails() -> None:
+        raise StartFailed("no")
+
+    two.engines[0].in_respawn = fails
+    answer = two.set.control(RestartWorkers())
+    two.run()
+    assert isinstance(answer.exception(0), StartFailed)
+    assert [type(error) for error in sink.errors] == ([StartFailed] if drains else [])
+    assert other.outputs[-1].finish_reason is FinishReason.STOP
+    two.check_empty()

@@ -14,6 +14,7 @@ import pytest
 from enginebay.interfaces import StatusSink, StatusSinkContext, Stored
 from enginebay.messages import Phase, Slot, StatusRecord
 from enginebay.status import SinkSync, StatusBook
+from enginebay.status.sinks import http
 from enginebay.status.sinks.http import HttpSink, HttpSinkOptions
 from support.status import SLOT, status
 
@@ -163,3 +164,20 @@ def test_a_server_that_takes_nothing_is_left_by_the_deadline() -> None:
         large = StatusRecord(status=status(Phase.READY, message="x" * (16 << 20)), version=1)
         with pytest.raises(OSError, match=r"timed out$"):
             sink.write(large, "")
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("http://[::1]/w", 80), ("https://[::1]/w", 443), ("http://[::1]:81/w", 81), ("http://a/w", 80)]
+)
+def test_the_port_of_an_address(url: str, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuses(host: str, number: int, tls: bool, deadline: object) -> None:
+        asked.append(number)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(http, "bounded_connection", refuses)
+    sink = HttpSink(StatusSinkContext(options=HttpSinkOptions(url=url), engine="one", wall=lambda: 0))
+    with pytest.raises(ConnectionRefusedError):
+        sink.read(SLOT)
+    assert asked == [port]

@@ -280,3 +280,12 @@ def test_a_record_that_was_removed_does_not_come_back(engine: _Engine) -> None:
     tag = engine.sink.write(StatusRecord(status=status(inc="b", slot=SLOTS[0]), version=1), "")
     assert tag == "1"
     engine.sink.close()
+
+
+def test_whoever_opens_a_good_file_writes_nothing(tmp_path: Path) -> None:
+    """Else engines that share it would each take the other's opening for news, and open it again for ever."""
+    file = tmp_path / "status.sqlite3"
+    _schema.connect(file, wall=1.0)[0].close()
+    before = _schema.mark_of(file)
+    _schema.connect(file, wall=1.0)[0].close()
+    assert _schema.mark_of(file) == before

@@ -215,3 +215,27 @@ def test_a_stage_learns_that_one_failed() -> None:
     (one,) = told.begin(running("a", 2))
     assert one.samples
     assert told.table.finish_step({}).faults == {"a": "its logits are at fault"}
+
+
+def test_a_step_that_drew_nothing_and_was_made_good_is_forgotten() -> None:
+    """A later lie is the scheduler's all the same, and no worker's fault."""
+    told = Told(FULL)
+    told.begin(new("a", 2, [[1, 2]]), counts={"a": 2})
+    told.table.finish_step({})
+    told.step(running("a", 1))
+    told.refused("is to compute 3 tokens from 2 on, and 3 tokens are known", running("a", 2), counts={"a": 3})
+
+
+def test_proposals_of_an_earlier_step_say_nothing_of_a_block() -> None:
+    """On a stage that draws nothing and is told what was drawn: no proposal held, and the block is not full."""
+    told = Told(None)
+    row_of = told.table.get
+    told.begin(new("a", 1, [[1]]))
+    told.table.finish_step({})
+    for step in (running("a", 1, draft_token_ids=(7,)), running("a", 2)):
+        row = row_of("a")
+        assert row is not None
+        told.table.learn(row, (9,))
+        told.begin(step, counts={"a": 1 + len(step.draft_token_ids)})
+        told.table.finish_step({})
+    told.refused("is to write to block 1, which request 'a' has", new("b", 1, [[1]]))

@@ -8,6 +8,7 @@ No lock is held while a loop is sent something: a dropped stream may abort from 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -44,7 +45,8 @@ class Moves:
 
     def look(self) -> None:
         """See who can take requests: the placement is told who has died, and who is better passed over."""
-        for group, (core, client) in enumerate(zip(*self._members(), strict=False)):  # one may just be added
+        num_groups = len(self._places.loads())  # one may just be added
+        for group, (core, client) in enumerate(itertools.islice(zip(*self._members(), strict=False), num_groups)):
             if not client.is_alive():
                 self._places.lose(group)
             self._places.rest(group, not core.moving.is_well, "ill")
@@ -81,22 +83,25 @@ class Moves:
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is. Raises ``UnknownRequest`` for an id that no unfinished request has."""
-        at = self._places.group_of(request_id)
-        while at is not None:
-            try:
-                return self._members()[1][at].abort(request_id)
-            except UnknownRequest:
-                before, at = at, self._places.group_of(request_id)
-                if at == before:
-                    break  # it has just ended; else it has just gone
-        raise UnknownRequest(f"no unfinished request has the id {request_id!r}", param="request_id")
+        if not self._abort(request_id, lambda tracked: True):
+            raise UnknownRequest(f"no unfinished request has the id {request_id!r}", param="request_id")
 
     def abort_quietly(self, request_id: str, sink: Sink) -> None:
         """End the request of this id whose outputs go to ``sink``, wherever it is, if there is one."""
+        self._abort(request_id, lambda tracked: tracked.sink is sink)
+
+    def _abort(self, request_id: str, meant: Callable[[Tracked], bool]) -> bool:
+        """End a request, if it is the one that is ``meant``, wherever it is: also in a group that is about to end, from
+        which it may go on. Whether there is one."""
         before, at = None, self._places.group_of(request_id)
         while at is not None and at != before:
-            self._members()[1][at].abort_quietly(request_id, sink)
-            before, at = at, self._places.group_of(request_id)
+            if (tracked := self._members()[1][at].tracked(request_id)) is not None:
+                if meant(tracked):
+                    tracked.aborted = True
+                    self._members()[1][at].abort_tracked(tracked)
+                return meant(tracked)
+            before, at = at, self._places.group_of(request_id)  # it has just ended, or just gone
+        return False
 
     def forward(self, group: int, tracked: Sink) -> None:
         """An abort of a request that is not in this group: it is for where it has gone, if it has."""
@@ -113,13 +118,16 @@ class Moves:
     def _hand_over(
         self, moved: Moved, tracked: Tracked, group: int, to: int, tried: frozenset[int], home: int | None
     ) -> bool:
-        """Send a request to another group; whether that still takes commands."""
+        """Send a request to another group; whether that still takes commands. ``home``: where it came from, if it may
+        go back there, or is to now."""
         _, clients = self._members()
-        refused = partial(self._again, moved, tracked, to, tried | {to}, home)
+        refused = partial(self._again, moved, tracked, to, tried | {to}, None if to == home else home)
         clients[to].know(tracked)
         self._places.moved(moved.request_id, to)
         clients[group].let_go(tracked)
-        enter = Enter(moved=moved, sink=tracked, refused=refused, is_aborted=lambda: tracked.aborted)
+        enter = Enter(
+            moved=moved, sink=tracked, refused=refused, is_aborted=lambda: tracked.aborted, is_home=to == home
+        )
         if clients[to].take_over(enter):
             clients[group].loop.forget(moved.request_id)
             return True
@@ -131,15 +139,19 @@ class Moves:
     def _again(self, moved: Moved, tracked: Tracked, group: int, tried: frozenset[int], home: int | None) -> bool:
         """A group has refused a request: another one gets it, at last the one that it came from; whether there is one.
 
-        ``tried`` are those that are not asked again, ``home`` is where it came from, unless that was asked too.
+        ``tried`` are those that are not asked again, ``home`` is where it came from, unless that was asked too: it goes
+        there at once while nothing is to be moved.
         """
-        _, clients = self._members()
-        able = [one for one in range(len(clients)) if one not in tried and self._takes(one)]
-        to = self._places.other(moved.request_id, group, able.__contains__)
-        if to is None and home is not None and clients[home].is_alive():
-            to, home = home, None
-        if to is None:
-            return False
-        if self._hand_over(moved, tracked, group, to, tried, home):
-            return True
-        return self._again(moved, tracked, group, tried | {to}, home)
+        with self._places.moving:
+            _, clients = self._members()
+            while True:
+                able = [one for one in range(len(clients)) if one not in tried and self._takes(one)]
+                back = home if home is not None and clients[home].is_alive() else None
+                to = self._places.other(moved.request_id, group, able.__contains__)
+                if to is None or (self._places.settled and back is not None):
+                    to = back
+                if to is None:
+                    return False
+                if self._hand_over(moved, tracked, group, to, tried, home):
+                    return True
+                tried, home = tried | {to}, None if to == home else home

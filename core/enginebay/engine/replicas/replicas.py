@@ -90,8 +90,8 @@ class ReplicaSet:
         client.start()
         with self._lock:
             if (stopping := self._stop_deadline) is None:
+                self._cores = (*self._cores, core)  # first: whoever sees a client may look at its core
                 self._clients = (*self._clients, client)
-                self._cores = (*self._cores, core)
                 self._moves.join(len(self._cores) - 1)
                 return self._places.add_group()
         client.begin_stop(stopping)

@@ -79,7 +79,7 @@ class Exchange:
             raise self._fixed()
         before = dict(self._parts.in_force)
         with self._changing(name):
-            with _not_in_force():
+            with self._not_in_force():
                 plan = rebuild.wanted(command)
             if rebuild.is_in_force(plan):
                 return ControlDone()
@@ -115,7 +115,7 @@ class Exchange:
         """No worker is touched: what they hold of an older generation they drop."""
         self._settle(name)
         try:
-            with _not_in_force():
+            with self._not_in_force():
                 others = rebuild.with_scheduler(plan, self._parts)
                 scheduler = self._rebirth.filled(others)
         except CapabilityError as error:
@@ -132,12 +132,12 @@ class Exchange:
             with self._or_die:
                 rebuild.retire()
         try:
-            with ExitStack() as serving, _not_in_force():
+            with ExitStack() as serving, self._not_in_force():
                 others = rebuild.with_workers(plan, self._parts, generation, partial(self._begun, serving))
             try:  # requests may have come meanwhile
                 check_served(self._live(), others.limits)
                 check_sizes(self._live(), others.limits, longest=self._parts.max_model_len)
-                with _not_in_force():
+                with self._not_in_force():
                     scheduler = self._rebirth.filled(others)
                 if not why:
                     self._check_old(name)
@@ -240,6 +240,18 @@ class Exchange:
         finally:
             life.changing = ""
 
+    @contextmanager
+    def _not_in_force(self) -> Iterator[None]:
+        """The block asks a scheduler that may come: its failure would be the engine's end, and the one that runs is not
+        at fault. Where that one is, it is."""
+        try:
+            yield
+        except PolicyFailed as error:
+            if self._rebirth.halted:
+                raise
+            fault, end, _ = str(error).partition(_THE_END)
+            raise CapabilityError(f"{fault}: correct it, or name another scheduler" if end else fault) from error
+
     def _fixed(self) -> CapabilityError:
         parts = self._parts
         if parts.agreement is not None:
@@ -252,17 +264,6 @@ class Exchange:
     @staticmethod
     def _retry(name: str, error: EnginebayError) -> EngineBusy:
         return EngineBusy(f"{name} was given up, because workers were lost meanwhile ({error}): ask again")
-
-
-@contextmanager
-def _not_in_force() -> Iterator[None]:
-    """The block asks a scheduler that may come: its failure would be the engine's end, and the one that runs is not at
-    fault."""
-    try:
-        yield
-    except PolicyFailed as error:
-        fault, end, _ = str(error).partition(_THE_END)
-        raise CapabilityError(f"{fault}: correct it, or name another scheduler" if end else fault) from error
 
 
 def _can_lend(lender: Lender) -> bool:

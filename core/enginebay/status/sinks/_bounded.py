@@ -29,14 +29,14 @@ class Deadline:
         return left
 
 
-def bounded_connection(host: str, port: int | None, tls: bool, deadline: Deadline) -> HTTPConnection:
+def bounded_connection(host: str, port: int, tls: bool, deadline: Deadline) -> HTTPConnection:
     """One that is not open yet. Whatever waits on it, to connect, to send or to receive, raises ``TimeoutError`` at the
     deadline. The look-up of the host's name is the system's, which has bounds of its own."""
     return (_Tls if tls else _Plain)(host, port, deadline)
 
 
 class _Plain(HTTPConnection):
-    def __init__(self, host: str, port: int | None, deadline: Deadline) -> None:
+    def __init__(self, host: str, port: int, deadline: Deadline) -> None:
         super().__init__(host, port)
         self._deadline = deadline
 
@@ -60,8 +60,6 @@ class _Plain(HTTPConnection):
 
 
 class _Tls(_Plain):
-    default_port = 443
-
     def _opened(self) -> socket.socket:
         context = ssl.create_default_context()
         context.set_alpn_protocols(["http/1.1"])

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -118,8 +118,8 @@ def _open(path: Path) -> sqlite3.Connection:
             (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise _said(sqlite3.DatabaseError(one_line(" ".join(found.split()), 200)), sqlite3.SQLITE_CORRUPT)
-        _check_tables(connection)
-        connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
+        if not _has_tables(connection) or version != _VERSION:  # else nothing is written, and others need not look
+            connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
     except BaseException:
         connection.close()
         raise
@@ -138,15 +138,17 @@ def _make_private(path: Path) -> None:
             path.chmod(0o600)
 
 
-def _check_tables(connection: sqlite3.Connection) -> None:
-    """A stranger's tables of the same names are no tables of ours."""
-    with sqlite3.connect(":memory:") as ours:
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    """Whether all are there. A stranger's tables of the same names are no tables of ours: raises ``DatabaseError``."""
+    found = True
+    with closing(sqlite3.connect(":memory:")) as ours:
         ours.executescript(_TABLES)
         for table in ("slots", "history", "engines"):
             there, here = (one.execute(f"PRAGMA table_info({table})").fetchall() for one in (connection, ours))
             if there not in ([], here):
                 raise _said(sqlite3.DatabaseError(f"the table {table} is another's"), sqlite3.SQLITE_CORRUPT)
-    ours.close()
+            found = found and bool(there)
+    return found
 
 
 def _said(error: E, code: int) -> E:

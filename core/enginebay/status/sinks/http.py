@@ -156,7 +156,9 @@ class HttpSink(StatusSink[HttpSinkOptions]):
     ) -> _Answer:
         address = self._address(slot)
         target = urlsplit(address)
-        connection = bounded_connection(target.hostname or "", target.port, target.scheme == "https", deadline)
+        secure = target.scheme == "https"
+        port = target.port or (443 if secure else 80)  # told: else http.client looks for one in an IPv6 address
+        connection = bounded_connection(target.hostname or "", port, secure, deadline)
         every = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
         every |= self._authorization() | (headers or {})
         try:

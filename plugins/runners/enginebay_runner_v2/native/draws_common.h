@@ -1,4 +1,4 @@
-// What both ways of drawing (draws_race.h, draws_sorted.h) share: noise, scores, and where rounding would decide.
+// What both ways of drawing (draws.cpp, draws_sorted.cpp) share: noise, scores, and where rounding would decide.
 #pragma once
 #include <cmath>
 #include <cstring>

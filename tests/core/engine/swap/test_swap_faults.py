@@ -387,3 +387,28 @@ def test_other_workers_are_looked_at_and_their_pace_is_their_own() -> None:
     assert engine.core.parts.watch is watch
     engine.run()
     engine.check_ends()
+
+
+def test_a_deadline_that_passes_while_others_start_in_vain_ends_its_request_alone() -> None:  # R9
+    """The scheduler that goes on hears of it: else it would schedule what has ended."""
+    stub = Stub(workers=True)
+    engine = Mortal(rebuild=stub)
+    engine.add("late", "say:here and there", ask={"timeout": 5.0}, max_tokens=9)
+    engine.add("other", "say:there and here", max_tokens=9)
+    for _ in range(4):
+        engine.step()
+
+    def starts(begun: Begun) -> None:
+        ground: Any = SimpleNamespace(roster=None, executor=None, watch=WorkerWatch())
+        begun(ground)
+        engine.core._rebirth.meanwhile.serve = lambda until: None
+        engine.clock.time += 10
+        ground.watch.meanwhile()
+        raise WorkerFailed("rank 0 failed in load_model: no", remote_traceback="")
+
+    stub.meanwhile = starts
+    with pytest.raises(WorkerFailed, match="what was in force before goes on"):
+        engine.core.control(Swap(runner="new"))
+    engine.run()
+    assert engine.core.death() is None
+    assert {name for name, last in engine.last.items() if last.error is not None} == {"late"}
