@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from enginebay import LLM
+from enginebay.messages import Phase
 from enginebay.runfolder import run_root
 from support.census import Census
 from support.fake_engines import Installed
@@ -64,6 +66,16 @@ def wait_until_answered(one: subprocess.Popen[str], since: float) -> None:
         pass  # an older one
 
 
+def wait_until_whole(engine: Up) -> None:
+    """Until both groups have workers that are ready: one of them may have answered all meanwhile.
+
+    Whoever is killed in two starts one after the other is not started again.
+    """
+    eventually(lambda: len(workers(engine)) == 2, SECONDS)
+    with LLM.connect(engine.address) as llm:
+        eventually(lambda: [one.phase for one in llm.health().workers] == [Phase.READY] * 2, SECONDS)
+
+
 def rampage(fake: Installed, folder: Path, generator: random.Random, kills: int) -> None:
     """One tree from its start to nothing: front ends and workers are killed and come anew, the engine goes last."""
     census = Census([run_root()])
@@ -83,7 +95,7 @@ def rampage(fake: Installed, folder: Path, generator: random.Random, kills: int)
                 killed = time.monotonic()
                 for one in users:
                     wait_until_answered(one, killed)
-                eventually(lambda: len(workers(engine)) == 2, SECONDS)  # the other group has answered meanwhile
+                wait_until_whole(engine)
         pids = [engine.pid, *workers(engine)]
         os.kill(engine.pid, signal.SIGKILL)
         engine.wait()
