@@ -28,6 +28,7 @@ PAYLOADS = {"small": msgspec.msgpack.encode({"step": 1, "ids": list(range(20))})
 def worker(ticket: bytes) -> None:
     end = WorkerEnd.attach(ticket)
     gc.freeze()
+    print("ready", flush=True)
     while (frame := end.receive(None)) is not None:
         head, _ = open_envelope(frame)
         end.reply(head.generation, head.call_id, b"\x81\xa4type\xa3ack")
@@ -52,7 +53,10 @@ def main(workers: int, idle_seconds: float) -> None:
     for rank in range(workers):
         ticket, fds = end.ticket(rank)
         argv = [sys.executable, "-P", __file__, "--worker", ticket.hex()]
-        processes.append(subprocess.Popen(argv, pass_fds=fds))
+        processes.append(subprocess.Popen(argv, pass_fds=fds, stdout=subprocess.PIPE))
+    for process in processes:  # as an executor does, and the peer; else the first calls wait for Python to start
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
     poll = select.poll()
     poll.register(end.fileno_of_replies(), select.POLLIN)
 
@@ -83,7 +87,7 @@ def main(workers: int, idle_seconds: float) -> None:
         out["idle_share_of_a_core"] = idle_cpu([process.pid for process in processes], idle_seconds)
     end.close()
     for process in processes:
-        process.wait(60)
+        process.communicate(timeout=60)
     print(json.dumps(out))
 
 

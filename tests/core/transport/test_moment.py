@@ -1,4 +1,4 @@
-"""Looking before sleeping: once after each thing sent, where there are processors enough, and where it pays."""
+"""Looking before sleeping: once after each thing sent, where it pays; giving way where processors are few."""
 
 from __future__ import annotations
 
@@ -15,12 +15,33 @@ MakeMoment = Callable[..., Moment]
 
 
 @pytest.fixture
-def make_moment(monkeypatch: pytest.MonkeyPatch) -> MakeMoment:
+def make_moment(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> MakeMoment:
     """A moment on a machine of 2 processors, whose clock moves on by a tenth of it at each look at the clock."""
-    now = iter(range(10**9))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now) * SECONDS / 10)
+    monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "sched_yield", clock.give_way)
     return lambda processors=2: Moment(SECONDS, processors=processors)
+
+
+class Clock:
+    """Moves on by a tenth of a moment when it is read, and by what others take when somebody gives way."""
+
+    def __init__(self) -> None:
+        self.now, self.others_take = 0.0, 0.0
+        self.gave_way = 0
+
+    def __call__(self) -> float:
+        self.now += SECONDS / 10
+        return self.now
+
+    def give_way(self) -> None:
+        self.gave_way += 1
+        self.now += self.others_take
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 class Answers:
@@ -64,19 +85,42 @@ def test_several_answers_to_one_thing_sent(make_moment: MakeMoment) -> None:
 
 
 def test_what_is_sent_says_whether_it_will_be_looked_for(make_moment: MakeMoment) -> None:
-    moment, without = make_moment(), make_moment(3)
+    moment = make_moment()
     said = []
     for _ in range(8):
         said.append(moment.expect())
         moment.look(Answers(NEVER))
     assert said == [True, True, False, True, False, False, False, True]
-    assert not without.expect()
 
 
-def test_never_on_fewer_processors_than_ends(make_moment: MakeMoment) -> None:
-    moment, answers = make_moment(3), Answers(1)
-    moment.expect()
+def test_nobody_looks_on_a_single_processor(make_moment: MakeMoment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    moment, answers = make_moment(), Answers(1)
+    assert not moment.expect()
     assert (moment.look(answers), answers.looks) == (False, 0)
+
+
+@pytest.mark.parametrize(("processors", "gave_way"), [(2, 0), (3, 4)])
+def test_on_fewer_processors_than_ends_each_look_gives_way(
+    make_moment: MakeMoment, clock: Clock, processors: int, gave_way: int
+) -> None:
+    moment = make_moment(processors)
+    assert moment.expect()
+    assert moment.look(Answers(5))
+    assert clock.gave_way == gave_way
+
+
+def test_who_gave_its_processor_away_for_long_rests_in_proportion(make_moment: MakeMoment, clock: Clock) -> None:
+    moment, answers = make_moment(3), Answers(2)
+    clock.others_take = 4e-3
+    moment.expect()
+    assert not moment.look(answers)  # it came meanwhile, and the bell tells of it
+    clock.others_take = 0.0
+    assert _looked(moment, 10, 1) == []
+    clock.now += 0.1
+    assert _looked(moment, 10, 1) == []
+    clock.now += 0.1
+    assert _looked(moment, 10, 1) == list(range(10))
 
 
 def _looked(moment: Moment, count: int, at: float) -> list[int]:

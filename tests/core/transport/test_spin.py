@@ -1,4 +1,4 @@
-"""Both ends look for what often follows at once, where there are processors enough, and then sleep by their bell."""
+"""Both ends look for what often follows at once, where there are two processors, and then sleep by their bell."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_nobody_looks_at_a_closed_line(line: Line) -> None:
 
 
 @pytest.mark.parametrize("line", [1], indirect=True)
-def test_never_where_it_would_take_the_other_ends_processor(line: Line) -> None:
+def test_never_where_the_other_end_has_the_same_processor(line: Line) -> None:
     line.worker.reply(1, 1, b"")
     assert len(line.end.take_replies()) == 1
     line.waits_in_vain()
