@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,11 +125,15 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def http_store() -> Iterator[HttpStore]:
-    """A store on a free port of this host."""
+def http_store(tls: ssl.SSLContext | None = None) -> Iterator[HttpStore]:
+    """A store on a free port of this host; ``tls``: by https."""
     store = HttpStore()
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": store}))
     store.url = f"http://127.0.0.1:{server.server_port}"
+    if tls is not None:
+        store.url = store.url.replace("http:", "https:")
+        # the handler's first read shakes hands, so that a client who does not keeps no other out
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -172,7 +172,7 @@ def test_a_server_that_takes_nothing_is_left_by_the_deadline() -> None:
 def test_the_port_of_an_address(url: str, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def refuses(host: str, number: int, tls: bool, deadline: object) -> None:
+    def refuses(host: str, number: int, tls: bool, deadline: object, names: object) -> None:
         asked.append(number)
         raise ConnectionRefusedError
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from enginebay.interfaces import StatusConflict, StatusSinkContext
 from enginebay.messages import Phase, Slot, StatusRecord
+from enginebay.status import SinkSync, StatusBook
 from enginebay.status.sinks import _schema
 from enginebay.status.sinks.sqlite import SqliteSink, SqliteSinkOptions, read_history
 from enginebay.status.statehome import next_epoch, state_home
@@ -70,6 +73,28 @@ def test_history_is_kept_and_bounded(path: Path) -> None:
     sink.close()
     assert [row.version for row in read_history(path, limit=2)] == [7, 8]
     assert read_history(path.with_name("none")) == []
+
+
+@pytest.mark.parametrize("late", list(itertools.product([False, True], repeat=2)))
+def test_history_leaves_out_what_came_faster_than_it_was_written(path: Path, late: tuple[bool, bool]) -> None:  # T4
+    """A stop may be over before anybody writes: then it has no ``Terminating``. What is there is in its order."""
+    book = StatusBook(now=lambda: 0.0, wall=lambda: 1000.0, lock=nullcontext(), sinks=["sqlite"])
+    sink = _sink(path)
+    sync = SinkSync("sqlite", sink, book, now=lambda: 0.0, draw=lambda: 0.0)
+    book.set(status(Phase.READY))
+    sync.tick()
+    for end, is_late in (
+        (lambda: book.advance("a", Phase.TERMINATING), late[0]),
+        (lambda: book.terminate("a", exit_code=0), late[1]),
+        (lambda: book.end("a", asked=True), False),
+    ):
+        end()
+        if not is_late:
+            sync.tick()
+    seen = [Phase.READY, *([] if late[0] else [Phase.TERMINATING]), *([] if late[1] else [Phase.RECLAIMING])]
+    assert [row.phase for row in read_history(path)] == [*seen, Phase.SUCCEEDED]
+    assert sync.health().behind == 0
+    sink.close()
 
 
 def test_two_engines_share_the_file_and_not_the_slots(path: Path) -> None:

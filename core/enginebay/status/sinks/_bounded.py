@@ -8,44 +8,32 @@ from __future__ import annotations
 import io
 import socket
 import ssl
-import time  # noqa: TID251  # the thread that waits here is the sink's own, and a server keeps no simulated time
 from http.client import HTTPConnection
 from typing import Any
 
-__all__ = ["Deadline", "bounded_connection"]
+from enginebay.status.sinks._deadline import Deadline
+from enginebay.status.sinks._names import Names
+
+__all__ = ["bounded_connection"]
 
 
-class Deadline:
-    """So many seconds from now."""
-
-    def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Seconds until then. Raises ``TimeoutError`` when there are none."""
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        return left
-
-
-def bounded_connection(host: str, port: int, tls: bool, deadline: Deadline) -> HTTPConnection:
-    """One that is not open yet. Whatever waits on it, to connect, to send or to receive, raises ``TimeoutError`` at the
-    deadline. The look-up of the host's name is the system's, which has bounds of its own."""
-    return (_Tls if tls else _Plain)(host, port, deadline)
+def bounded_connection(host: str, port: int, tls: bool, deadline: Deadline, names: Names) -> HTTPConnection:
+    """One that is not open yet. Whatever waits on it, to find the host by its name, to connect, to send or to receive,
+    raises ``TimeoutError`` at the deadline."""
+    return (_Tls if tls else _Plain)(host, port, deadline, names)
 
 
 class _Plain(HTTPConnection):
-    def __init__(self, host: str, port: int, deadline: Deadline) -> None:
+    def __init__(self, host: str, port: int, deadline: Deadline, names: Names) -> None:
         super().__init__(host, port)
-        self._deadline = deadline
+        self._deadline, self._names = deadline, names
 
     def connect(self) -> None:
         self.sock: Any = _Socket(self._opened(), self._deadline)
 
     def _opened(self) -> socket.socket:
         error: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, address in self._names.addresses(self.host, self.port, self._deadline):
             opened = socket.socket(family, kind, protocol)
             try:
                 opened.settimeout(self._deadline.left())

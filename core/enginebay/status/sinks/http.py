@@ -18,7 +18,9 @@ from enginebay.errors import in_words, one_line
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import Options, StatusConflict, StatusSink, StatusSinkContext, StatusSinkPlugin, Stored
 from enginebay.messages import Slot, StatusRecord
-from enginebay.status.sinks._bounded import Deadline, bounded_connection
+from enginebay.status.sinks._bounded import bounded_connection
+from enginebay.status.sinks._deadline import Deadline
+from enginebay.status.sinks._names import Names
 
 __all__ = ["MAX_BODY", "HttpSink", "HttpSinkOptions", "enginebay_register_status_sinks"]
 
@@ -88,6 +90,7 @@ class HttpSink(StatusSink[HttpSinkOptions]):
     def __init__(self, context: StatusSinkContext[HttpSinkOptions]) -> None:
         super().__init__(context)
         self._slots: set[Slot] = set()
+        self._names = Names()
 
     def read(self, slot: Slot) -> Stored | None:
         """See ``StatusSink``."""
@@ -158,7 +161,7 @@ class HttpSink(StatusSink[HttpSinkOptions]):
         target = urlsplit(address)
         secure = target.scheme == "https"
         port = target.port or (443 if secure else 80)  # told: else http.client looks for one in an IPv6 address
-        connection = bounded_connection(target.hostname or "", port, secure, deadline)
+        connection = bounded_connection(target.hostname or "", port, secure, deadline, self._names)
         every = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
         every |= self._authorization() | (headers or {})
         try:
