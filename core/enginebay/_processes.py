@@ -7,11 +7,22 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 
-__all__ = ["Parent", "SystemProcess", "start_process"]
+__all__ = ["Parent", "SystemProcess", "pid_space", "start_process"]
 
 _Job = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
+
+
+def pid_space() -> str:
+    """Where this process's pids mean what they mean: this boot of this host, and the pid namespace; "" when the system
+    does not say so."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 class SystemProcess:

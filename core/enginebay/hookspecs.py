@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ExecutorContext,
         ExecutorPlugin,
         ExtensionPlugin,
+        Finding,
         GraphPass,
         RunnerPlugin,
         SchedulerPlugin,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
         WorkerExtensionPlugin,
     )
     from enginebay.kvcache import CacheEventBatch
-    from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo
+    from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo, WorkerStatus
 
 PROJECT = "enginebay"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -74,6 +75,16 @@ def enginebay_wrap_executor(executor: Executor[Any], context: ExecutorContext[An
     """Wrap the executor at assembly, in the engine's process, in order of ``wrap_order``.
 
     Return the executor to use instead, or None to leave it. The one hook that is not observation. API 1.0.
+    """
+
+
+@hookspec
+def enginebay_probe_reclaim(worker: WorkerStatus) -> list[Finding] | None:
+    """Say of a stopped worker what is free, or is not, of that which you know it had taken; in the engine's process.
+
+    Called after the executor's ``stop``, in a thread that is waited for for two seconds, and again about once a second
+    as long as anything is ``Pending``: that holds back the next worker in its slot. Change nothing, and end nothing.
+    Return None for a worker of which you know nothing. Whoever raises, or is late, is ``Unknown``. API 1.2.
     """
 
 

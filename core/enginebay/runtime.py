@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from enginebay._processes import Parent, SystemProcess, start_process
+from enginebay._processes import Parent, SystemProcess, pid_space, start_process
 
 __all__ = [
     "Channel",
@@ -31,6 +31,7 @@ __all__ = [
     "Spawner",
     "Thread",
     "Transport",
+    "pid_space",
     "system_runtime",
 ]
 

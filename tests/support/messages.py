@@ -189,7 +189,9 @@ SNAPSHOTS = st.builds(
     peak=INTS,
     process=INTS,
 )
-WORKERS = st.builds(WorkerInfo, rank=INTS, local_rank=INTS, incarnation=TEXT, host=TEXT, pid=INTS, device=TEXT)
+WORKERS = st.builds(
+    WorkerInfo, rank=INTS, local_rank=INTS, incarnation=TEXT, host=TEXT, pid=INTS, device=TEXT, space=TEXT
+)
 GROUPS = st.builds(
     KVCacheGroup, layers=TOKENS, block_size=INTS, bytes_per_block=INTS, kind=TEXT, window=st.none() | INTS
 )

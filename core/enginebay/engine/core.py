@@ -52,7 +52,7 @@ class EngineCore:
         self._workers_end = WorkersEnd(parts)
         wall = WallTime(self._clock)
         self._requests = Requests(
-            spans=RequestSpans(model=parts.model, wall=wall),
+            spans=RequestSpans(model=parts.model, wall=wall, group=parts.roster.group),
             detokenizer=parts.detokenizer,
             eos_token_ids=parts.eos_token_ids,
             max_model_len=lambda: parts.max_model_len,
@@ -60,7 +60,7 @@ class EngineCore:
             grammars=parts.grammars,
         )
         self._progress = Progress(self._requests, parts)
-        recorder = StepRecorder(every=parts.step_every, wall=wall)
+        recorder = StepRecorder(every=parts.step_every, wall=wall, group=parts.roster.group)
         self._pipeline = Pipeline(
             parts, scheduler=self._scheduler, requests=self._requests, execution=self._execution, recorder=recorder
         )

@@ -18,8 +18,8 @@ class Live:
     sent to be computed.
 
     ``verifying``: it has proposals in flight, and how many tokens they draw, one at least, is not known. ``last_step``
-    is the newest step that it was part of. From its first token on, one more is nothing but that as long as its place
-    is below ``plain_below`` and it is none of ``ending``: no event, no end, nothing beside it.
+    is the newest step of its group that it was part of. From its first token on, one more is nothing but that as long
+    as its place is below ``plain_below`` and it is none of ``ending``: no event, no end, nothing beside it.
     """
 
     __slots__ = (
@@ -53,6 +53,12 @@ class Live:
     def ahead(self) -> int:
         """Tokens that steps in flight will draw."""
         return self.expected - self.num_prompt - len(self.row.committed)
+
+    def enter(self, group: int) -> None:
+        """It goes on in that group: no step that is in flight elsewhere happened, and the next one is the group's."""
+        self.void()
+        self.timeline.was_in(self.last_step)
+        self.timeline.group, self.last_step = group, None
 
     def void(self) -> None:
         """No step in flight happened."""

@@ -206,7 +206,7 @@ class Moving:
         self._requests.num_moved += len(moved.lives)
         for live in moved.lives:
             live.row.recoveries += 1
-            live.timeline.event("moved", now_ns, moved.recovery)
+            live.timeline.event("moved", now_ns, moved.recovery, self._parts.roster.group)
 
     def end(self, moved: Moved, error: str) -> None:
         """No group can go on with it: it ends here, with that error, and is in nobody's way."""
@@ -218,7 +218,7 @@ class Moving:
             self._scheduler.finish_requests(request_ids, finish)
 
     def _open(self, moved: Moved) -> None:
-        self._requests.enter(moved.lives, self._clock.now_ns())
+        self._requests.enter(moved.lives, self._clock.now_ns(), self._parts.roster.group)
         for request_id, slots in moved.accused.items():
             self._isolation.join(request_id, slots)
 

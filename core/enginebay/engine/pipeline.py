@@ -71,6 +71,7 @@ class Pipeline:
             executed_ns=flight.executed_ns,
             end_ns=self._clock.now_ns(),
             stats=self._scheduler.make_stats(),
+            group=self._parts.roster.group,
         )
         self._scheduler.on_step(report)
         self._recorder.finish(flight, report)

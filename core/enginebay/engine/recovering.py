@@ -70,7 +70,7 @@ class Recovery:
             tracing.CAUSE: CAUSES[setback.evidence],
             tracing.LOST_IN: str(roster.phase),
             tracing.GENERATION: self._parts.generation.current,
-            tracing.GROUP: roster.slots[0].group,
+            tracing.GROUP: roster.group,
             **_end_of(roster.first_exit),
         }
         if not self._lost:

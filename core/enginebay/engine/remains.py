@@ -13,15 +13,21 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from enginebay.messages import Incarnation, WorkerInfo
+from enginebay.runtime import pid_space
 from enginebay.status.reclaim import Finding, Reclaim
 from enginebay.status.sinks._processes import Owner, is_gone, process_of
 
 __all__ = ["findings_of", "with_process"]
 
 
-def with_process(incarnation: Incarnation, worker: WorkerInfo) -> Incarnation:
-    """The incarnation with its process; on another host that is its number alone, of which nobody here can judge."""
-    if worker.host != socket.gethostname():
+def with_process(incarnation: Incarnation, worker: WorkerInfo, *, here: bool = True) -> Incarnation:
+    """The incarnation with its process; where that is not known to be one that we could see, it is its number alone, of
+    which nobody here can judge. ``here``: all workers are started on this host, by this process or its children.
+
+    A host's name proves little: a container may have that of its host, and processes of its own.
+    """
+    seen = worker.space == pid_space() if worker.space else here and worker.host == socket.gethostname()
+    if not seen:
         return replace(incarnation, pid=worker.pid)
     owner = process_of(worker.pid)
     return replace(
@@ -29,10 +35,17 @@ def with_process(incarnation: Incarnation, worker: WorkerInfo) -> Incarnation:
     )
 
 
-def findings_of(incarnation: Incarnation, remains: Sequence[str]) -> list[Finding]:
-    """Of a worker whose executor has stopped it; ``remains``: what the group's manifest names and is still there."""
+def findings_of(incarnation: Incarnation, remains: Sequence[str], *, here: bool = True) -> list[Finding]:
+    """Of a worker whose executor has stopped it; ``remains``: what the group's manifest names and is still there.
+
+    ``here``: as ``with_process`` has it. Then the executor's ``stop`` has reaped what never said who it is; what others
+    started for the executor may come to its place when it is stopped already.
+    """
     found = [Finding(what="executor", verdict=Reclaim.RECLAIMED)]
-    if incarnation.pid and incarnation.pid != os.getpid():  # else it never said who it is, or was a thread of ours
+    if not incarnation.pid:
+        if not here:
+            found.append(Finding(what="process", verdict=Reclaim.UNKNOWN, reason="it never said which process it is"))
+    elif incarnation.pid != os.getpid() or not (here or incarnation.boot):  # else it was a thread of ours
         found.append(_process(incarnation))
     if remains:
         found.append(Finding(what="manifest", verdict=Reclaim.PENDING, reason=", ".join(remains)))
@@ -41,7 +54,11 @@ def findings_of(incarnation: Incarnation, remains: Sequence[str]) -> list[Findin
 
 def _process(incarnation: Incarnation) -> Finding:
     if not incarnation.boot:
-        return Finding(what="process", verdict=Reclaim.UNKNOWN, reason=f"pid {incarnation.pid} is of another host")
+        return Finding(
+            what="process",
+            verdict=Reclaim.UNKNOWN,
+            reason=f"pid {incarnation.pid} is not of this host, or not known to be",
+        )
     owner = Owner(incarnation.boot, incarnation.namespace, incarnation.pid, incarnation.start_ticks)
     if not owner.start_ticks or is_gone(owner):  # without them it was gone when it was looked at first
         return Finding(what="process", verdict=Reclaim.RECLAIMED)

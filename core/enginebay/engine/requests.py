@@ -108,12 +108,12 @@ class Requests:
         self.ledger.leave(row)
         return self._leave(row)
 
-    def enter(self, lives: Sequence[Live], now_ns: int) -> None:
-        """Go on with live requests that were given away elsewhere; what is committed of them stands. Ids are free."""
+    def enter(self, lives: Sequence[Live], now_ns: int, group: int) -> None:
+        """Go on in this ``group`` with live requests that were given away; what is committed stands. Ids are free."""
         if not len(self.ledger):
             self.busy_since = now_ns / 1e9
         for live in lives:
-            live.void()
+            live.enter(group)
             self.ledger.enter(live.row)
             self._begin(live, live.row.request())
 
@@ -227,7 +227,7 @@ class Requests:
                 self._outputs.append(self.ledger.commit(row, offset, (), prompt_logprobs=news))
         if finish is not None:
             committed.finished[request_id] = finish
-            if flight.context is not None and live.timeline.first_step != flight.step:  # else it has the link already
+            if flight.context is not None and not live.timeline.is_first(flight.step):  # else it has the link already
                 flight.links.append(link_to(live.timeline))
 
     def _commit(
@@ -289,7 +289,7 @@ class Requests:
 
     def _tell(self, live: Live, now_ns: int) -> None:
         self.num_finished += 1
-        live.timeline.last_step = live.last_step
+        live.timeline.was_in(live.last_step)
         self._on_finished(self._spans.close(live.row, live.timeline, now_ns))
 
     def _leave(self, row: Row) -> Live:

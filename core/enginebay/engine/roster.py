@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from enginebay.engine.probes import Probes
 from enginebay.engine.recovery import NoWayBack
 from enginebay.engine.remains import findings_of, with_process
 from enginebay.engine.supervision import Supervision
@@ -64,8 +65,12 @@ class Roster:
         slots: Sequence[Slot],
         entropy: Entropy,
         remains: Callable[[], Sequence[str]] = lambda: (),
+        *,
+        here: bool = True,
+        probes: Probes | None = None,
     ) -> None:
-        """``entropy``: where the workers' random ids are drawn; ``remains``: what they had taken and is still there."""
+        """``entropy``: where the workers' random ids are drawn; ``remains``: what they had taken and is still there;
+        ``here``: all workers are started on this host, by this process or its children; ``probes``: plugins' own."""
         self.slots = tuple(slots)
         self.incarnations: tuple[str, ...] = ()
         self._supervision, self._book = supervision, supervision.book
@@ -76,9 +81,14 @@ class Roster:
         self._first_exit: WorkerExit | None = None
         self._exit_before: WorkerExit | None = None
         self._lost = ""
-        self._remains = remains
+        self._remains, self._here, self._probes = remains, here, probes
         self._held: dict[str, None] = {}
         self._asked = True
+
+    @property
+    def group(self) -> int:
+        """The group's number."""
+        return self.slots[0].group
 
     @property
     def phase(self) -> Phase:
@@ -120,7 +130,7 @@ class Roster:
         for worker in workers:
             status = self._book.get(worker.incarnation)
             if status is not None:
-                self._book.set(replace(status, incarnation=with_process(status.incarnation, worker)))
+                self._book.set(replace(status, incarnation=with_process(status.incarnation, worker, here=self._here)))
 
     def found(self, workers: Sequence[WorkerInfo]) -> None:
         """They have taken their devices: each says which, and whether its slot is named by that kind."""
@@ -213,16 +223,18 @@ class Roster:
         self._held = dict.fromkeys(self.incarnations)
         self._look_for_remains(0.0, math.inf)
 
-    def reclaim(self, limit: float) -> None:
+    def reclaim(self, limit: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Return when nothing is left of those that were stopped, as far as anybody can see.
 
-        Raises ``NoWayBack`` when something is after ``limit`` seconds: its slot is quarantined.
+        ``meanwhile`` is called between two looks, and may raise. Raises ``NoWayBack`` when something is left after
+        ``limit`` seconds: its slot is quarantined.
         """
         begun, looks = self._supervision.now(), 0
         while self._held:
             self._look_for_remains(self._supervision.now() - begun, limit)
             looks += 1
             if self._held:
+                meanwhile()
                 self._supervision.wait(_BETWEEN_LOOKS.after(looks, 0.0))
 
     def leave(self) -> None:
@@ -238,7 +250,8 @@ class Roster:
                 self._held.pop(one, None)
                 self._memory.forget(one)
                 continue
-            findings = [*findings_of(status.incarnation, remains), *self._memory.findings(one)]
+            findings = [*findings_of(status.incarnation, remains, here=self._here), *self._memory.findings(one)]
+            findings += [] if self._probes is None else self._probes.findings(status)
             unknown = [found.reason for found in findings if found.verdict is Reclaim.UNKNOWN]
             known = [found for found in findings if found.verdict is not Reclaim.UNKNOWN]
             standing, words = judge(known, waited=waited, limit=limit)
@@ -255,6 +268,8 @@ class Roster:
             if standing is Standing.QUARANTINED:
                 what = f"{status.slot.name} is quarantined: what its last worker had taken is not free"
                 raise NoWayBack(f"{what} after {limit:.3g} s: {words}")
+        if not self._held and self._probes is not None:
+            self._probes.forget()
 
     def sinks(self) -> tuple[SinkState, ...]:
         """How the sinks do, which all groups of the engine share."""

@@ -37,35 +37,52 @@ class WallTime:
 
 @dataclass(kw_only=True, slots=True)
 class Timeline:
-    """When what happened to one request; nanoseconds of the monotonic clock, None where it never came so far."""
+    """When what happened to one request; nanoseconds of the monotonic clock, None where it never came so far.
+
+    ``group`` is where it is now. Each group numbers its steps by itself, so a step is named with the group that had it.
+    """
 
     span: Span
     arrival_ns: int
+    group: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
     first_step: int | None = None
     last_step: int | None = None
+    first_group: int | None = None
+    last_group: int | None = None
     first_step_context: SpanContext | None = None
     last_step_context: SpanContext | None = None
-    events: tuple[tuple[str, int, SpanContext | None], ...] = ()
+    events: tuple[tuple[str, int, SpanContext | None, int | None], ...] = ()
 
     def scheduled(self, step: int, now_ns: int) -> None:
         """Note the first step that the request is part of; of later calls nothing is noted."""
         if self.scheduled_ns is None:
-            self.scheduled_ns, self.first_step = now_ns, step
+            self.scheduled_ns, self.first_step, self.first_group = now_ns, step, self.group
             self.event("scheduled", now_ns)
 
-    def event(self, name: str, now_ns: int, recovery: SpanContext | None = None) -> None:
-        """Note an event, of a ``recovery`` if one is named; past a bound they are counted elsewhere, and not listed."""
+    def is_first(self, step: int) -> bool:
+        """Whether this step of the group where it is now is the first one that it was part of."""
+        return self.first_step == step and self.first_group == self.group
+
+    def was_in(self, step: int | None) -> None:
+        """Note the last step that it was part of where it is now; None: what it was part of before stands."""
+        if step is not None:
+            self.last_step, self.last_group = step, self.group
+
+    def event(self, name: str, now_ns: int, recovery: SpanContext | None = None, group: int | None = None) -> None:
+        """Note an event, of a ``recovery`` and about a ``group`` if one is named; past a bound they are counted
+        elsewhere, and not listed."""
         if len(self.events) < _MAX_EVENTS:
-            self.events += ((name, now_ns, recovery),)
+            self.events += ((name, now_ns, recovery, group),)
 
 
 class RequestSpans:
     """Opens a request's span when it arrives, so that steps can link to it, and fills it in when it ends."""
 
-    def __init__(self, *, model: str, wall: WallTime) -> None:
-        self._model = model
+    def __init__(self, *, model: str, wall: WallTime, group: int = 0) -> None:
+        """``group``: whose requests these are when they arrive."""
+        self._model, self._group = model, group
         self._wall = wall
         self._tracer = tracing.tracer()  # asking for it costs more than a span that is not recorded
 
@@ -79,7 +96,7 @@ class RequestSpans:
         )
         if span.is_recording():
             span.set_attributes(self._asked(request, operation))
-        return Timeline(span=span, arrival_ns=now_ns)
+        return Timeline(span=span, arrival_ns=now_ns, group=self._group)
 
     def close(self, row: Row, timeline: Timeline, now_ns: int) -> RequestSummary:
         """End the request's span, also when it was aborted or failed; returns what observers are told."""
@@ -97,6 +114,8 @@ class RequestSpans:
             finished=now_ns / 1e9,
             first_step=timeline.first_step,
             last_step=timeline.last_step,
+            first_step_group=timeline.first_group,
+            last_step_group=timeline.last_group,
             error=row.error,
         )
 
@@ -126,13 +145,12 @@ class RequestSpans:
 
     def _fill(self, row: Row, timeline: Timeline, now_ns: int) -> None:
         span, finish = timeline.span, row.finish or FinishReason.ERROR
-        for name, at, recovery in timeline.events:
-            if recovery is None:
-                span.add_event(name, timestamp=self._wall(at))
-            else:
-                twin = {tracing.RECOVERY_TRACE: f"{recovery.trace_id:032x}"}
-                span.add_event(name, twin, timestamp=self._wall(at))
+        for name, at, recovery, group in timeline.events:
+            about: dict[str, AttributeValue] = {} if group is None else {tracing.GROUP: group}
+            if recovery is not None:
+                about[tracing.RECOVERY_TRACE] = f"{recovery.trace_id:032x}"
                 span.add_link(recovery)
+            span.add_event(name, about, timestamp=self._wall(at))
         span.add_event("finished", {tracing.FINISH_REASON: finish.value}, timestamp=self._wall(now_ns))
         span.set_attributes(_outcome(row, timeline, self._model))
         if timeline.first_step_context is not None:
@@ -175,12 +193,18 @@ def _outcome(row: Row, timeline: Timeline, model: str) -> dict[str, AttributeVal
         tracing.PREEMPTIONS: row.preemptions,
         tracing.RECOVERIES: row.recoveries,
     }
-    for name, trace_name, step, context in (
-        (tracing.FIRST_STEP, tracing.FIRST_STEP_TRACE, timeline.first_step, timeline.first_step_context),
-        (tracing.LAST_STEP, tracing.LAST_STEP_TRACE, timeline.last_step, timeline.last_step_context),
+    for name, step, group_name, group, trace_name, context in (
+        (
+            *(tracing.FIRST_STEP, timeline.first_step, tracing.FIRST_STEP_GROUP, timeline.first_group),
+            *(tracing.FIRST_STEP_TRACE, timeline.first_step_context),
+        ),
+        (
+            *(tracing.LAST_STEP, timeline.last_step, tracing.LAST_STEP_GROUP, timeline.last_group),
+            *(tracing.LAST_STEP_TRACE, timeline.last_step_context),
+        ),
     ):
-        if step is not None:
-            outcome[name] = step
+        if step is not None and group is not None:
+            outcome[name], outcome[group_name] = step, group
         if context is not None:
             outcome[trace_name] = f"{context.trace_id:032x}"
     if row.error:

@@ -102,7 +102,7 @@ class InFlight(Struct, kw_only=True):
         for live, _ in self.rows.values():
             timeline = live.timeline
             timeline.last_step_context = context
-            if timeline.first_step == self.step:
+            if timeline.is_first(self.step):
                 timeline.first_step_context = context
                 self.links.append(link_to(timeline))
 
@@ -123,9 +123,10 @@ class StepTrace:
 class StepRecorder:
     """Asks the gate, and builds a step's spans: live for a chosen step, afterwards for a slow or failed one."""
 
-    def __init__(self, *, every: int, wall: WallTime) -> None:
+    def __init__(self, *, every: int, wall: WallTime, group: int = 0) -> None:
+        """``group``: whose steps these are, which it numbers by itself."""
         self._gate = tracing.StepGate(every)
-        self._wall = wall
+        self._wall, self._group = wall, group
         self._tracer = tracing.tracer()
 
     def begin(self, step: int, start_ns: int, scheduled_ns: int) -> StepTrace | None:
@@ -192,7 +193,7 @@ class StepRecorder:
         span = self._tracer.start_span(
             tracing.ENGINE_STEP,
             context=Context(),
-            attributes={tracing.STEP_INDEX: step},
+            attributes={tracing.STEP_INDEX: step, tracing.GROUP: self._group},
             start_time=self._wall(start_ns),
         )
         if span.is_recording():

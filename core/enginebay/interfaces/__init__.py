@@ -11,6 +11,7 @@ from enginebay.interfaces._executor import (
     ExecutorHealth,
     PendingCall,
     RankHealth,
+    RecordResource,
     StartResult,
     StartSpec,
     WorkerChannel,
@@ -33,6 +34,7 @@ from enginebay.interfaces._plugin import (
     StatusSinkPlugin,
     WorkerExtensionPlugin,
 )
+from enginebay.interfaces._reclaim import Finding, Reclaim
 from enginebay.interfaces._runner import (
     AsyncModelRunnerOutput,
     BatchConstraints,
@@ -65,6 +67,7 @@ __all__ = [
     "ExecutorHealth",
     "ExecutorPlugin",
     "ExtensionPlugin",
+    "Finding",
     "GraphContext",
     "GraphPass",
     "KVCacheView",
@@ -83,6 +86,8 @@ __all__ = [
     "Propose",
     "Ranges",
     "RankHealth",
+    "Reclaim",
+    "RecordResource",
     "RequestView",
     "RunnerCapabilities",
     "RunnerContext",

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 from enginebay.interfaces._options import Options
+from enginebay.interfaces._reclaim import Finding
 from enginebay.messages import (
     Call,
     Envelope,
@@ -138,6 +139,16 @@ class WorkerChannel(Protocol):
     def closed(self) -> bool: ...
 
 
+class RecordResource(Protocol):
+    """``ExecutorContext.record_resource``."""
+
+    def __call__(self, kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None: ...
+
+
+def _not_recorded(kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None:
+    """Where there is no manifest."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExecutorContext(Generic[O]):
     """Everything an executor is given. Frozen; a later minor version may add fields.
@@ -145,8 +156,10 @@ class ExecutorContext(Generic[O]):
     ``encode`` turns a call into bytes, ``unwrap`` turns replies into results and raises what a rank reported:
     together they keep the wire format out of the executor. ``worker_exited`` reports a death the moment it is seen, and
     before the calls that wait for that worker are failed: whoever is woken by them asks how it ended.
-    ``record_resource(kind, name)`` writes a resource down before it is taken. ``run_folder()`` is a folder of this
-    engine alone (mode 0700, made at the first call, removed when the engine has ended): for sockets and other names.
+    ``record_resource(kind, name)`` writes a resource down before it is taken; a ``probe`` that it is given besides sees
+    whether that is free again, and is asked after ``stop`` until it says so: in a thread that is waited for for two
+    seconds. It is of the workers that the next ``stop`` ends. ``run_folder()`` is a folder of this engine alone (mode
+    0700, made at the first call, removed when the engine has ended): for sockets and other names.
     """
 
     options: O
@@ -156,7 +169,7 @@ class ExecutorContext(Generic[O]):
     next_call_id: Callable[[], int]
     generation: Callable[[], int]
     worker_exited: Callable[[WorkerExit], None] = field(default=lambda worker_exit: None)
-    record_resource: Callable[[str, str], None] = field(default=lambda kind, name: None)
+    record_resource: RecordResource = field(default=_not_recorded)
     call_timeout: float = 300.0
     heartbeat_timeout: float = 5.0
     run_folder: Callable[[], Path] = field(default=_no_run_folder)

@@ -33,7 +33,8 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
 class StepReport(Struct, frozen=True, kw_only=True):
     """One finished step. Times are nanoseconds of the monotonic clock, in the order in which they come.
 
-    ``num_proposed_tokens`` were verified in it, ``num_accepted_tokens`` of them are among those committed.
+    ``group`` is the replica that had it, which numbers its steps by itself. ``num_proposed_tokens`` were verified in
+    it, ``num_accepted_tokens`` of them are among those committed.
     """
 
     step: int
@@ -48,10 +49,15 @@ class StepReport(Struct, frozen=True, kw_only=True):
     stats: SchedulerStats
     num_proposed_tokens: int = 0
     num_accepted_tokens: int = 0
+    group: int = 0
 
 
 class RequestSummary(Struct, frozen=True, kw_only=True):
-    """One ended request. Times are seconds of the monotonic clock; None where it never came so far."""
+    """One ended request. Times are seconds of the monotonic clock; None where it never came so far.
+
+    Each replica numbers its steps by itself: ``first_step`` is one of ``first_step_group``, ``last_step`` one of
+    ``last_step_group``, which is another where the request was moved.
+    """
 
     request_id: str
     finish_reason: FinishReason
@@ -63,3 +69,5 @@ class RequestSummary(Struct, frozen=True, kw_only=True):
     first_step: int | None = None
     last_step: int | None = None
     error: str | None = None
+    first_step_group: int | None = None
+    last_step_group: int | None = None

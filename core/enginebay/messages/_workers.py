@@ -99,7 +99,9 @@ class MemorySnapshot(Struct, frozen=True, kw_only=True):
 class WorkerInfo(Struct, frozen=True, kw_only=True):
     """One live worker: its place, its process, and the incarnation that the spawner named before it existed.
 
-    ``address`` is the one at which the other ranks' hosts reach it; "" where all are on one host.
+    ``address`` is the one at which the other ranks' hosts reach it; "" where all are on one host. ``space`` is what its
+    ``enginebay.runtime.pid_space()`` says: where another process's is the same, ``pid`` means the same process; "": it
+    did not say so, and an executor whose workers may be on other hosts has nobody judge by the pid.
     """
 
     rank: int
@@ -109,6 +111,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     pid: int
     device: str = ""
     address: str = ""
+    space: str = ""
 
 
 class KVCacheGroup(Struct, frozen=True, kw_only=True):

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pluggy
 
 from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
-from enginebay.interfaces import Executor
+from enginebay.interfaces import Executor, Finding, Reclaim
 
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
     from enginebay.interfaces import ExecutorContext
     from enginebay.kvcache import CacheEventBatch
-    from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo
+    from enginebay.messages import MemorySnapshot, RequestSummary, StepReport, WorkerInfo, WorkerStatus
 
 _LOG = logging.getLogger("enginebay")
 STRIKES: Final = 3
@@ -90,6 +90,11 @@ class Hooks:
             executor = wrapped
         return executor
 
+    def probe_reclaim(self, worker: WorkerStatus) -> list[Finding]:
+        """What is known of a stopped worker's resources. Who raises, or says something else, knows nothing."""
+        listeners = self._listeners.get("enginebay_probe_reclaim", ())
+        return [found for one in listeners for found in _found(one, worker)]
+
     def graph_passes(self) -> dict[str, Callable[[], Any]]:
         """By plugin, what offers its graph passes; not called yet, for whose are wanted the host knows."""
         offers = self._listeners.get("enginebay_graph_passes", ())
@@ -156,6 +161,23 @@ def _asked(one: _Listener, arguments: Mapping[str, Any]) -> Any:
         if is_interrupt(error):
             raise
         raise PluginBroken(f"{one.hook} of {one.plugin} raised {in_words(error)}") from error
+
+
+def _found(one: _Listener, worker: WorkerStatus) -> list[Finding]:
+    try:
+        said: object = one.call({"worker": worker})
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        why = f"{one.hook} raised {in_words(error)}"
+    else:
+        told = [] if said is None else list(said) if isinstance(said, (list, tuple)) else [said]
+        found = [each for each in told if isinstance(each, Finding)]
+        if len(found) == len(told):
+            return found
+        wrong = next(each for each in told if not isinstance(each, Finding))
+        why = f"{one.hook} returned a {type(wrong).__name__}, and must return Findings"
+    return [Finding(what=one.plugin, verdict=Reclaim.UNKNOWN, reason=why)]
 
 
 def _by_name(implementation: pluggy.HookImpl) -> Callable[[Mapping[str, Any]], Any]:

@@ -7,27 +7,11 @@ once it has waited too long it is quarantined, and stays fenced off even when an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
+from enginebay.interfaces import Finding, Reclaim
+
 __all__ = ["Finding", "Reclaim", "Standing", "judge"]
-
-
-class Reclaim(StrEnum):
-    """What a probe says of one kind of resource."""
-
-    RECLAIMED = "Reclaimed"
-    PENDING = "Pending"
-    UNKNOWN = "Unknown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """``what`` was looked at ("process", "descendants", "device memory"), and why it is not known to be free."""
-
-    what: str
-    verdict: Reclaim
-    reason: str = ""
 
 
 class Standing(StrEnum):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config import EngineConfig, RunnerConfig, WorkerConfig
-from enginebay.interfaces import Executor, ExecutorContext, ExecutorPlugin, StartResult, StartSpec, WorkerExit
+from enginebay.interfaces import Executor, ExecutorContext, ExecutorPlugin, Finding, StartResult, StartSpec, WorkerExit
 from enginebay.messages import (
     Call,
     CompileOrWarmUpModel,
@@ -94,10 +94,13 @@ class ExecutorDriver:
                 generation=lambda: self.generation,
                 worker_exited=self.exits.append,
                 call_timeout=patience,
-                record_resource=self.run_folder.record,
+                record_resource=self._record,
                 run_folder=self.run_folder.path,
             )
         )
+
+    def _record(self, kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None:
+        self.run_folder.record(kind, name)
 
     def deadline(self, seconds: float | None = None) -> float:
         """Monotonic seconds: so long from now, or as long as anything may take."""

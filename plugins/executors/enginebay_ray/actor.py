@@ -68,6 +68,7 @@ class RayWorker:
 
 def _work(given: ActorStart) -> None:
     from enginebay.config import EngineConfig
+    from enginebay.runtime import pid_space
     from enginebay.telemetry import setup
     from enginebay.transport.socket import SocketChannel
     from enginebay.worker import serve
@@ -81,6 +82,7 @@ def _work(given: ActorStart) -> None:
         host=socket.gethostname(),
         pid=os.getpid(),
         address=given.address,
+        space=pid_space(),
     )
     channel = SocketChannel.connect(given.ticket, info, time.monotonic() + given.patience)
     try:

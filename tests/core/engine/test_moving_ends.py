@@ -218,7 +218,9 @@ def test_traces_tell_who_went_where(hand: MakeHand, monkeypatch: pytest.MonkeyPa
     assert len(moved) == 2
     for one in moved:
         (event,) = [event for event in one.events if event.name == "moved"]
-        assert event.attributes == {"enginebay.recovery.trace_id": trace.root.trace_id}
+        group = one.attributes["enginebay.request.last_step.group"]
+        assert event.attributes == {"enginebay.group": group, "enginebay.recovery.trace_id": trace.root.trace_id}
+        assert (one.attributes["enginebay.request.first_step.group"], group) in [(0, 1), (0, 2)]
         assert trace.root.trace_id in [link.trace_id for link in one.links]
         assert (one.status, one.attributes["enginebay.request.recoveries"]) == ("ok", 1)
 

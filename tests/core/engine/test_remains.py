@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -11,13 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from enginebay.config import load
 from enginebay.engine.recovery import NoWayBack
 from enginebay.engine.remains import findings_of, with_process
+from enginebay.engine.roster import RECLAIMED
+from enginebay.engine.startup.assembly import start
+from enginebay.engine.startup.plan import plan
 from enginebay.engine.supervision import Supervision
 from enginebay.messages import Incarnation, WorkerInfo
+from enginebay.plugins import PluginHost
 from enginebay.runfolder import LazyRunFolder
+from enginebay.runtime import pid_space, system_runtime
 from enginebay.status.reclaim import Reclaim
 from support.clock import FakeClock, fake_runtime
+from support.fake_engines import Installed
 from support.reclaiming import Stopped
 
 MARK = f"ENGINEBAY_TEST=remains-{os.getpid()}"
@@ -36,13 +44,13 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def known(pid: int, host: str = "") -> Incarnation:
-    worker = WorkerInfo(rank=0, local_rank=0, incarnation="i", host=host or socket.gethostname(), pid=pid)
-    return with_process(Incarnation(id="i"), worker)
+def known(pid: int, host: str = "", *, here: bool = True, space: str = "") -> Incarnation:
+    worker = WorkerInfo(rank=0, local_rank=0, incarnation="i", host=host or socket.gethostname(), pid=pid, space=space)
+    return with_process(Incarnation(id="i"), worker, here=here)
 
 
-def verdicts(incarnation: Incarnation, *remains: str) -> dict[str, Reclaim]:
-    return {found.what: found.verdict for found in findings_of(incarnation, remains)}
+def verdicts(incarnation: Incarnation, *remains: str, here: bool = True) -> dict[str, Reclaim]:
+    return {found.what: found.verdict for found in findings_of(incarnation, remains, here=here)}
 
 
 def test_a_process_is_pending_until_it_is_reaped_or_a_zombie(child: subprocess.Popen[bytes]) -> None:
@@ -56,6 +64,50 @@ def test_a_process_is_pending_until_it_is_reaped_or_a_zombie(child: subprocess.P
 
 def test_of_another_host_nobody_here_can_judge() -> None:
     assert verdicts(known(os.getppid(), "elsewhere"))["process"] is Reclaim.UNKNOWN
+
+
+def test_where_others_start_the_workers_a_pid_counts_with_its_space_alone(child: subprocess.Popen[bytes]) -> None:
+    """A host's name may be a container's, too, whose pids are other processes, or none, here."""
+    unsaid, ours = known(child.pid, here=False), known(child.pid, here=False, space=pid_space())
+    others = known(child.pid, here=False, space=pid_space() + "1")
+    assert pid_space().count(" ") == 1
+    assert known(child.pid, "renamed", here=False, space=pid_space()) == ours == known(child.pid)
+    assert [verdicts(one, here=False)["process"] for one in (unsaid, ours, others)] == [
+        Reclaim.UNKNOWN,
+        Reclaim.PENDING,
+        Reclaim.UNKNOWN,
+    ]
+    child.kill()
+    child.wait()
+    assert verdicts(ours, here=False)["process"] is Reclaim.RECLAIMED
+    for space in ("", pid_space() + "1"):
+        assert verdicts(known(child.pid, here=False, space=space), here=False)["process"] is Reclaim.UNKNOWN
+    assert verdicts(known(os.getpid(), here=False, space="elsewhere"), here=False)["process"] is Reclaim.UNKNOWN
+
+
+def test_one_that_never_said_who_it_is_may_yet_come_where_others_start_it() -> None:
+    assert verdicts(Incarnation(id="i")) == {"executor": Reclaim.RECLAIMED}
+    assert verdicts(Incarnation(id="i"), here=False) == {"executor": Reclaim.RECLAIMED, "process": Reclaim.UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "said"),
+    [(False, ("True", "")), (True, ("Unknown", f"pid {os.getpid()} is not of this host, or not known to be"))],
+)
+def test_it_is_the_executor_that_says_where_its_workers_may_be(
+    fake: Installed, elsewhere: bool, said: tuple[str, str]
+) -> None:
+    host = PluginHost()
+    one = plan(load(fake.config(), sets=("status.sinks=[]",), environ={}), host)
+    able = dataclasses.replace(one.executor.plugin.capabilities, multi_node=elsewhere)
+    plugin = dataclasses.replace(one.executor.plugin, capabilities=able)
+    other = dataclasses.replace(one, executor=dataclasses.replace(one.executor, plugin=plugin))
+    core = start(other, system_runtime(seed=0), host)
+    core.stop()
+    [status] = core.parts.roster.statuses()
+    condition = status.condition(RECLAIMED)
+    assert condition is not None
+    assert (condition.truth, condition.message) == said
 
 
 def test_a_worker_that_is_a_thread_of_ours_has_no_process_to_look_for() -> None:

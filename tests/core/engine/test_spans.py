@@ -57,7 +57,9 @@ def test_one_trace_per_request_with_its_phases_and_events(monkeypatch: pytest.Mo
         "enginebay.request.preemptions": 0,
         "enginebay.request.recoveries": 0,
         "enginebay.request.first_step": 0,
+        "enginebay.request.first_step.group": 0,
         "enginebay.request.last_step": 5,
+        "enginebay.request.last_step.group": 0,
     }
 
 

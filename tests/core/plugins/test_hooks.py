@@ -11,9 +11,9 @@ import pytest
 from enginebay.config import EngineConfig
 from enginebay.errors import ConfigError, PluginBroken
 from enginebay.hookspecs import hookimpl
-from enginebay.interfaces import Executor
+from enginebay.interfaces import Executor, Reclaim
 from enginebay.kvcache import CacheCleared, CacheEventBatch
-from enginebay.messages import SchedulerStats, StepReport
+from enginebay.messages import Incarnation, SchedulerStats, Slot, StepReport, WorkerStatus
 from enginebay.plugins import PluginHost
 from support.fake_dist import FakeSite
 
@@ -29,6 +29,7 @@ REPORT = StepReport(
     end_ns=3,
     stats=SchedulerStats(),
 )
+WORKER = WorkerStatus(slot=Slot(group=0, rank=0, device="cpu:0"), incarnation=Incarnation(id="a"))
 
 
 def extension(site: FakeSite, name: str, hooks: str, wrap_order: int = 0) -> Any:
@@ -102,6 +103,31 @@ def test_a_hook_that_leaves_is_a_hook_that_raises(site: FakeSite, caplog: pytest
         PluginBroken, match=r"enginebay_configure of extension 'bad' \(bad-pkg 1.0\) raised SystemExit: 4"
     ):
         host.hooks.configure(EngineConfig())
+
+
+def test_probes_say_what_they_know_and_nothing_where_they_fail(site: FakeSite) -> None:
+    probe = "@hookimpl\ndef enginebay_probe_reclaim(self, worker): "
+    made = "Finding(what='pair', verdict=Reclaim.PENDING, reason=worker.slot.name)"
+    extension(site, "good", f"{probe}return [{made}]")
+    extension(site, "silent", f"{probe}return None")
+    extension(site, "broken", f"{probe}raise SystemExit(3)")
+    extension(site, "wrong", f"{probe}return [{made}, 'free']")
+    extension(site, "single", f"{probe}return True")
+    host = site.host()
+    assert host.hooks.probe_reclaim(WORKER) == []
+    host.load_extensions({name: {} for name in ("good", "silent", "broken", "wrong", "single")})
+    found = {one.what: (one.verdict, one.reason) for one in host.hooks.probe_reclaim(WORKER)}
+    assert found == {
+        "pair": (Reclaim.PENDING, "group-0/rank-0/cpu:0"),
+        **{
+            f"extension '{name}' ({name}-pkg 1.0)": (Reclaim.UNKNOWN, f"enginebay_probe_reclaim {why}")
+            for name, why in (
+                ("broken", "raised SystemExit: 3"),
+                ("wrong", "returned a str, and must return Findings"),
+                ("single", "returned a bool, and must return Findings"),
+            )
+        },
+    }
 
 
 def test_an_interrupt_in_a_hook_is_no_fault_of_it(site: FakeSite) -> None:

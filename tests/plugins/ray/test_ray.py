@@ -19,6 +19,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import StartFailed
 from enginebay.interfaces import Kind
+from enginebay.runtime import pid_space
 from enginebay.telemetry import read_spans
 from enginebay.testing import ExecutorSuite
 from enginebay.testing._executor_driver import START_CALLS, ExecutorDriver
@@ -112,6 +113,7 @@ def test_ranks_on_one_node_use_a_socket_in_the_run_folder(drive: Drive) -> None:
     driver = drive(strategy="STRICT_PACK", resources={"node:__internal_head__": 0.001})  # the engine's own node
     driver.start()
     assert [(worker.address, worker.local_rank) for worker in driver.workers] == [("", 0), ("", 1)]
+    assert {worker.space for worker in driver.workers} == {pid_space()}, "by which their ends can be seen here"
     (path,) = driver.run_folder.path().glob("*.sock")
     assert path.stat().st_mode & 0o777 == 0o600
     assert [(one["node"], one["local_rank"]) for one in told(driver)] == [(0, 0), (0, 1)]

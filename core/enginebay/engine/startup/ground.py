@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.engine.life import Life
+from enginebay.engine.probes import Probes
 from enginebay.engine.replies import Generation
 from enginebay.engine.roster import Roster, slots_of
 from enginebay.engine.startup._accelerators import device_of_slots
@@ -15,7 +16,7 @@ from enginebay.engine.startup.rendezvous import Rendezvous
 from enginebay.engine.supervision import Supervision
 from enginebay.engine.watch import WorkerWatch
 from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
-from enginebay.interfaces import Executor, ExecutorContext, WorkerExit
+from enginebay.interfaces import Executor, ExecutorContext, Finding, WorkerExit
 from enginebay.plugins import Hooks
 from enginebay.runfolder import LazyRunFolder
 from enginebay.runtime import Runtime
@@ -63,7 +64,13 @@ def lay_ground(
     here = not able.multi_node or able.every_rank_schedules
     devices = plan.runner.plugin.capabilities.devices
     slots = slots_of(plan.world, device_of_slots(plan.config.device.kind, devices, here=here))
-    roster = Roster(supervision, slots, runtime.entropy, folder.remains)
+    probes = Probes(runtime, hooks)
+    roster = Roster(supervision, slots, runtime.entropy, folder.remains, here=here, probes=probes)
+
+    def record(kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None:
+        folder.record(kind, name)
+        if probe is not None:
+            probes.record(f"{kind} {name}", probe)
 
     def exited(worker_exit: WorkerExit) -> None:
         roster.exited(worker_exit)  # first: the watch wakes who reads it
@@ -77,7 +84,7 @@ def lay_ground(
         next_call_id=numbers.next_call_id,
         generation=lambda: numbers.current,
         worker_exited=exited,
-        record_resource=folder.record,
+        record_resource=record,
         run_folder=folder.path,
         call_timeout=plan.config.deadlines.call,
         heartbeat_timeout=plan.config.deadlines.heartbeat,

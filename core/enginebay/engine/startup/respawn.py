@@ -31,13 +31,14 @@ class Respawn:
     def __call__(self, pause: Callable[[], None], lender: Lender | None = None) -> None:
         """Stop what is left of the old workers, ``pause``, and return when new ones are warm, on the weights in force.
 
+        The watch's ``meanwhile`` is called while something of the old ones is left, and while new ones load.
         These come from ``lender`` if one is given, else from files. Weights that were given as tensors nobody has
         kept: then there is no way back.
         """
         ground, plan, life = self._ground, self._ground.plan, self._ground.life
         with tracing.span(tracing.WORKER_RECLAIM, {tracing.WORLD_SIZE: len(plan.world.ranks)}):
             ground.roster.stop(ground.executor, ground.runtime.clock.now() + plan.config.deadlines.stop)
-            ground.roster.reclaim(plan.config.recovery.reclaim)
+            ground.roster.reclaim(plan.config.recovery.reclaim, ground.watch.meanwhile)
         if life.given and lender is None:
             raise NoWayBack(
                 f"the weights in force{life.named} were given as tensors, and the workers that had them are gone"

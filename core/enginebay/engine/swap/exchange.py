@@ -129,7 +129,7 @@ class Exchange:
         generation = self._parts.generation.current + 1
         if why:
             _log.info("%s: the old workers go before the new ones come: %s", name, why)
-            with self._or_die:
+            with self._or_die, self._rebirth.meanwhile.on_purpose(self._parts.watch):
                 rebuild.retire()
         try:
             with ExitStack() as serving, self._not_in_force():

@@ -130,7 +130,7 @@ class Rebuild:
         Raises ``NoWayBack`` when something is left after ``[recovery] reclaim``.
         """
         self._stop(self._ground)
-        self._ground.roster.reclaim(self.plan.config.recovery.reclaim)
+        self._ground.roster.reclaim(self.plan.config.recovery.reclaim, self._ground.watch.meanwhile)
 
     def leave(self) -> None:
         """Give back what was taken for the workers of now, which have ended for good."""
