@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config import EngineConfig, RunnerConfig, WorkerConfig
-from enginebay.interfaces import Executor, ExecutorContext, ExecutorPlugin, Finding, StartResult, StartSpec, WorkerExit
+from enginebay.interfaces import (
+    Executor,
+    ExecutorContext,
+    ExecutorPlugin,
+    Finding,
+    RecordResource,
+    StartResult,
+    StartSpec,
+    WorkerExit,
+)
 from enginebay.messages import (
     Call,
     CompileOrWarmUpModel,
@@ -94,13 +103,10 @@ class ExecutorDriver:
                 generation=lambda: self.generation,
                 worker_exited=self.exits.append,
                 call_timeout=patience,
-                record_resource=self._record,
+                record_resource=_recorder(self.run_folder),
                 run_folder=self.run_folder.path,
             )
         )
-
-    def _record(self, kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None:
-        self.run_folder.record(kind, name)
 
     def deadline(self, seconds: float | None = None) -> float:
         """Monotonic seconds: so long from now, or as long as anything may take."""
@@ -238,6 +244,15 @@ class ExecutorDriver:
     def _live(self) -> Executor[Any]:
         assert self.executor is not None, "the executor was dropped"
         return self.executor
+
+
+def _recorder(folder: LazyRunFolder) -> RecordResource:
+    """It knows nothing of the driver: an executor that has it must not keep whoever drops the executor."""
+
+    def record(kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None:
+        folder.record(kind, name)
+
+    return record
 
 
 def is_there(pid: int) -> bool:
