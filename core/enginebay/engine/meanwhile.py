@@ -69,14 +69,15 @@ class Meanwhile:
             self._since, self._why, self.recovery = math.inf, "", None
 
     @contextmanager
-    def on_purpose(self, watch: WorkerWatch) -> Iterator[None]:
-        """While others, whose ``watch`` it is, start for nobody that was lost; requests wait as long as it takes, or go
-        on in other groups. No step is in flight."""
+    def on_purpose(self, watch: WorkerWatch, *, move: bool = True) -> Iterator[None]:
+        """While others, whose ``watch`` it is, start for nobody that was lost, or end; requests wait as long as it
+        takes, or go on in other groups: at once, if ``move``, else where it does take long. No step is in flight."""
         watch.meanwhile = lambda: self._look(self._clock.now())
         self._on_purpose = True
         self.stay.clear()
         try:
-            self.move()
+            if move:
+                self.move()
             yield
         finally:
             self._on_purpose = False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pluggy
 
 from enginebay.errors import EnginebayError, PluginBroken, in_words, is_interrupt
-from enginebay.interfaces import Executor, Finding, Reclaim
+from enginebay.interfaces import Executor
 
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
@@ -90,10 +90,10 @@ class Hooks:
             executor = wrapped
         return executor
 
-    def probe_reclaim(self, worker: WorkerStatus) -> list[Finding]:
-        """What is known of a stopped worker's resources. Who raises, or says something else, knows nothing."""
+    def probe_reclaim(self, worker: WorkerStatus) -> dict[str, Callable[[], Any]]:
+        """By plugin, what says something of a stopped worker's resources; not called yet, for it may take its time."""
         listeners = self._listeners.get("enginebay_probe_reclaim", ())
-        return [found for one in listeners for found in _found(one, worker)]
+        return {one.plugin: partial(one.call, {"worker": worker}) for one in listeners}
 
     def graph_passes(self) -> dict[str, Callable[[], Any]]:
         """By plugin, what offers its graph passes; not called yet, for whose are wanted the host knows."""
@@ -161,23 +161,6 @@ def _asked(one: _Listener, arguments: Mapping[str, Any]) -> Any:
         if is_interrupt(error):
             raise
         raise PluginBroken(f"{one.hook} of {one.plugin} raised {in_words(error)}") from error
-
-
-def _found(one: _Listener, worker: WorkerStatus) -> list[Finding]:
-    try:
-        said: object = one.call({"worker": worker})
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        why = f"{one.hook} raised {in_words(error)}"
-    else:
-        told = [] if said is None else list(said) if isinstance(said, (list, tuple)) else [said]
-        found = [each for each in told if isinstance(each, Finding)]
-        if len(found) == len(told):
-            return found
-        wrong = next(each for each in told if not isinstance(each, Finding))
-        why = f"{one.hook} returned a {type(wrong).__name__}, and must return Findings"
-    return [Finding(what=one.plugin, verdict=Reclaim.UNKNOWN, reason=why)]
 
 
 def _by_name(implementation: pluggy.HookImpl) -> Callable[[Mapping[str, Any]], Any]:

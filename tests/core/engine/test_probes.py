@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,12 +14,12 @@ from enginebay.engine.probes import Probes
 from enginebay.engine.roster import RECLAIMED
 from enginebay.engine.startup.assembly import start
 from enginebay.engine.startup.plan import plan
-from enginebay.errors import WorkerLost
+from enginebay.errors import WorkerLost, in_words
 from enginebay.hookspecs import hookimpl
 from enginebay.interfaces import Finding, Reclaim
 from enginebay.messages import Phase, RestartWorkers, Truth, WorkerStatus
 from enginebay.plugins import PluginHost
-from enginebay.runtime import system_runtime
+from enginebay.runtime import Thread, _SystemSpawner, system_runtime
 from support.fake_engines import Installed
 from support.status import status
 
@@ -27,62 +29,111 @@ HIDDEN = Finding(what="queue pair", verdict=Reclaim.UNKNOWN, reason="the card do
 
 
 class Extension:
-    """The hook of extensions, over answers that a test gives; ``seen`` are those who were asked about."""
+    """The hook of extensions, over what a test has it return; ``seen`` are those who were asked about."""
 
-    def __init__(self, *answers: Finding, there: bool = True) -> None:
-        self.answers, self.there = list(answers), there
+    def __init__(self, said: object = None, *, there: bool = True) -> None:
+        self.said, self.there = said, there
         self.seen: list[WorkerStatus] = []
 
-    def listeners(self, hook: str) -> Sequence[str]:
-        return ("x",) if self.there and hook == "enginebay_probe_reclaim" else ()
+    def probe_reclaim(self, worker: WorkerStatus) -> Mapping[str, Callable[[], object]]:
+        return {"extension x": partial(self.ask, worker)} if self.there else {}
 
-    def probe_reclaim(self, worker: WorkerStatus) -> list[Finding]:
+    def ask(self, worker: WorkerStatus) -> object:
         self.seen.append(worker)
-        return self.answers
+        return self.said
+
+
+def nobody_else() -> Extension:
+    return Extension(there=False)
+
+
+def unknown(what: str, why: str) -> Finding:
+    return Finding(what=what, verdict=Reclaim.UNKNOWN, reason=why)
 
 
 @pytest.mark.parametrize("there", [False, True])
 def test_what_both_kinds_say_is_put_together(there: bool) -> None:
-    extension = Extension(HELD, there=there)
+    extension = Extension([HELD], there=there)
     probes = Probes(system_runtime(), extension)
     one = status()
     assert probes.findings(one) == ([HELD] if there else [])
     probes.record("pair 1", lambda: FREE)
-    assert probes.findings(one) == [FREE, HELD], "once there is a thread for one of them, all are asked"
+    assert probes.findings(one) == ([FREE, HELD] if there else [FREE])
     probes.forget()
     assert probes.findings(one) == ([HELD] if there else [])
-    assert extension.seen == [one] * (3 if there else 1)
+    assert extension.seen == ([one] * 3 if there else [])
 
 
-def test_a_probe_that_fails_proves_nothing() -> None:
+@pytest.mark.parametrize("error", [OSError("no card\nhere"), SystemExit(3), KeyboardInterrupt()])
+def test_a_probe_that_fails_proves_nothing(error: BaseException) -> None:
     def broken() -> Finding:
-        raise OSError("no card\nhere")
+        raise error
 
-    probes = Probes(system_runtime(), Extension(there=False))
+    probes = Probes(system_runtime(), nobody_else())
     probes.record("pair 1", broken)
-    probes.record("pair 2", lambda: True)  # type: ignore[arg-type,return-value]  # what a stranger may do
-    assert probes.findings(status()) == [
-        Finding(what="pair 1", verdict=Reclaim.UNKNOWN, reason="its probe raised OSError: no card here"),
-        Finding(what="pair 2", verdict=Reclaim.UNKNOWN, reason="its probe returned a bool"),
-    ]
+    probes.record("pair 2", lambda: HELD)
+    assert probes.findings(status()) == [unknown("pair 1", f"its probe raised {in_words(error)}"), HELD]
 
 
-def test_a_probe_that_hangs_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginebay.engine.probes._PATIENCE", 0.05)
-    over, asked = threading.Event(), threading.Event()
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (None, []),
+        (FREE, [FREE]),
+        ((FREE, HELD), [FREE, HELD]),
+        (
+            [HELD, "free"],
+            [HELD, unknown("extension x", "its probe returned a str, and must return a Finding")],
+        ),
+        (True, [unknown("extension x", "its probe returned a bool, and must return a Finding")]),
+        (
+            Finding(what="pair", verdict="gone"),  # type: ignore[arg-type]  # what a stranger may do
+            [unknown("extension x", "its probe has the verdict 'gone', which is none")],
+        ),
+        (
+            Finding(what=1, verdict="Unknown", reason=None),  # type: ignore[arg-type]  # what a stranger may do
+            [unknown("1", "")],
+        ),
+        (
+            Finding(what="pair", verdict=Reclaim.PENDING, reason="\x1b[31m" + "x" * 1000),
+            [Finding(what="pair", verdict=Reclaim.PENDING, reason="?[31m" + "x" * 506 + "…")],
+        ),
+    ],
+)
+def test_what_is_said_is_told_as_findings(said: object, heard: list[Finding]) -> None:
+    assert Probes(system_runtime(), Extension(said)).findings(status()) == heard
+
+
+def test_a_probe_that_hangs_proves_nothing_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginebay.engine.probes._PATIENCE", 0.3)
+    over, asked = threading.Event(), []
 
     def hangs() -> Finding:
-        asked.set()
+        asked.append(1)
         assert over.wait(60)
         return FREE
 
-    probes = Probes(system_runtime(), Extension(there=False))
+    probes = Probes(system_runtime(), Extension([HELD]))
     probes.record("pair 1", hangs)
-    said = probes.findings(status())
-    over.set()
-    assert asked.wait(60)
-    assert said == [
-        Finding(what="probes of plugins", verdict=Reclaim.UNKNOWN, reason="they have not answered within 0.05 s")
+    probes.record("pair 2", lambda: HELD)
+    try:
+        assert probes.findings(status()) == [unknown("pair 1", "it has not answered within 0.3 s"), HELD, HELD]
+        again = [unknown("pair 1", "it has not answered yet what it was asked before"), HELD, HELD]
+        assert probes.findings(status()) == again
+    finally:
+        over.set()
+    assert asked == [1], "who hangs is not asked again"
+
+
+def test_one_that_cannot_be_asked_proves_nothing() -> None:
+    class Spawner(_SystemSpawner):
+        def thread(self, name: str, target: Callable[[], None]) -> Thread:
+            raise RuntimeError("can't start new thread")
+
+    probes = Probes(replace(system_runtime(), spawner=Spawner()), nobody_else())
+    probes.record("pair 1", lambda: FREE)
+    assert probes.findings(status()) == [
+        unknown("pair 1", "it could not be asked: RuntimeError: can't start new thread")
     ]
 
 

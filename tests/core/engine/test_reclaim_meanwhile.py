@@ -116,3 +116,26 @@ def test_requests_may_go_before_workers_give_way_to_others(held: Held) -> None: 
     assert held.moved[0] == "Ready", "before the workers are told to end"
     assert held.seen[0] == "Reclaiming Waiting"
     assert held.run() == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
+
+
+def test_clients_are_served_while_others_have_their_place_already(held: Held) -> None:  # R9
+    """With a swap that has room the new workers stand, and what is left of the old ones holds no client up."""
+
+    def abort() -> None:
+        if held.core.parts.generation.current == 1:
+            held.core.abort(["b"])
+            held.done()
+
+    held.served = abort
+    held.core.control(Swap(runner="fake", sets=("runner.options.announce=1",)))
+    assert not held.held
+    assert held.run() == {"a": FinishReason.LENGTH, "b": FinishReason.ABORT}
+
+
+def test_a_stop_does_not_wait_for_what_others_have_left(held: Held, caplog: pytest.LogCaptureFixture) -> None:
+    held.served = lambda: held.core.stop_by(held.core.runtime.clock.now() + 0.1)
+    held.core.control(Swap(runner="fake", sets=("runner.options.announce=1",)))
+    assert caplog.messages[-1] == (
+        "swap: the workers of before have ended, but not all is free: the engine is closed; make a new one"
+    )
+    assert held.seen[-1] == "Ready"

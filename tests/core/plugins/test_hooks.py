@@ -11,7 +11,7 @@ import pytest
 from enginebay.config import EngineConfig
 from enginebay.errors import ConfigError, PluginBroken
 from enginebay.hookspecs import hookimpl
-from enginebay.interfaces import Executor, Reclaim
+from enginebay.interfaces import Executor
 from enginebay.kvcache import CacheCleared, CacheEventBatch
 from enginebay.messages import Incarnation, SchedulerStats, Slot, StepReport, WorkerStatus
 from enginebay.plugins import PluginHost
@@ -105,29 +105,18 @@ def test_a_hook_that_leaves_is_a_hook_that_raises(site: FakeSite, caplog: pytest
         host.hooks.configure(EngineConfig())
 
 
-def test_probes_say_what_they_know_and_nothing_where_they_fail(site: FakeSite) -> None:
+def test_probes_are_named_and_not_asked_yet(site: FakeSite) -> None:
     probe = "@hookimpl\ndef enginebay_probe_reclaim(self, worker): "
-    made = "Finding(what='pair', verdict=Reclaim.PENDING, reason=worker.slot.name)"
-    extension(site, "good", f"{probe}return [{made}]")
-    extension(site, "silent", f"{probe}return None")
+    good = extension(site, "good", f"{probe}calls.append(worker); return [worker.slot.name]")
     extension(site, "broken", f"{probe}raise SystemExit(3)")
-    extension(site, "wrong", f"{probe}return [{made}, 'free']")
-    extension(site, "single", f"{probe}return True")
     host = site.host()
-    assert host.hooks.probe_reclaim(WORKER) == []
-    host.load_extensions({name: {} for name in ("good", "silent", "broken", "wrong", "single")})
-    found = {one.what: (one.verdict, one.reason) for one in host.hooks.probe_reclaim(WORKER)}
-    assert found == {
-        "pair": (Reclaim.PENDING, "group-0/rank-0/cpu:0"),
-        **{
-            f"extension '{name}' ({name}-pkg 1.0)": (Reclaim.UNKNOWN, f"enginebay_probe_reclaim {why}")
-            for name, why in (
-                ("broken", "raised SystemExit: 3"),
-                ("wrong", "returned a str, and must return Findings"),
-                ("single", "returned a bool, and must return Findings"),
-            )
-        },
-    }
+    assert host.hooks.probe_reclaim(WORKER) == {}
+    host.load_extensions({"good": {}, "broken": {}})
+    probes = host.hooks.probe_reclaim(WORKER)
+    assert list(probes) == [f"extension '{name}' ({name}-pkg 1.0)" for name in ("good", "broken")]
+    assert sys.modules[good].calls == []
+    assert [ask() for name, ask in probes.items() if "good" in name] == [["group-0/rank-0/cpu:0"]]
+    assert sys.modules[good].calls == [WORKER]
 
 
 def test_an_interrupt_in_a_hook_is_no_fault_of_it(site: FakeSite) -> None:

@@ -76,6 +76,21 @@ def test_a_call_is_over_by_its_deadline_and_the_next_one_finds_what_was_found(
     assert look_ups.asked == ["status.example"] * 2, "the last call asks anew: servers move"
 
 
+def test_a_thread_that_could_not_be_had_is_asked_for_again(
+    look_ups: LookUps, store: HttpStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    look_ups.over.set()
+    sink = HttpSink(context(store, timeout=30.0))
+    with monkeypatch.context() as none_left:
+        none_left.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match=r"^can't start new thread$"):
+            sink.read(SLOT)
+    assert sink.read(SLOT) is None
+
+
 def test_an_unknown_name_is_told(look_ups: LookUps, store: HttpStore) -> None:
     look_ups.over.set()
     look_ups.where = "no such name"

@@ -124,7 +124,7 @@ class Exchange:
 
     def _other_workers(self, name: str, rebuild: Rebuild, plan: Plan, *, exclusive: bool) -> None:
         """Beside the old ones where there is room; else these go first, and come again when the new ones fail."""
-        why = "it was asked for" if exclusive else rebuild.no_room(plan)
+        why, old = "it was asked for" if exclusive else rebuild.no_room(plan), self._parts.watch
         self._settle(name)
         generation = self._parts.generation.current + 1
         if why:
@@ -160,8 +160,9 @@ class Exchange:
         self._has_other_limits = True
         try:
             if not why:
-                rebuild.retire()
-        except NoWayBack as error:
+                with self._rebirth.meanwhile.on_purpose(old, move=False):
+                    rebuild.retire()
+        except (NoWayBack, EngineDead) as error:
             _log.warning("%s: the workers of before have ended, but not all is free: %s", name, error)
         except Exception as error:  # the new parts are in force: an executor that is gone cannot take that back
             _log.warning("%s: stopping the workers of before failed: %s", name, in_words(error))
@@ -172,8 +173,9 @@ class Exchange:
         """Parts that were started for nothing: what made them takes them back."""
         assert others.rebuild is not None, "it made them"
         try:
-            others.rebuild.retire()
-        except NoWayBack as error:
+            with self._rebirth.meanwhile.on_purpose(others.watch, move=False):
+                others.rebuild.retire()
+        except (NoWayBack, EngineDead) as error:
             _log.warning("the new workers have ended, but not all is free: %s", error)
         except Exception as error:  # why they are given up is what is told
             _log.warning("stopping the new workers failed: %s", in_words(error))

@@ -34,9 +34,9 @@ class Names:
         key = host, port
         asked = self._asked.get(key)
         if asked is None:
-            asked = self._asked[key] = Future()
-            name = "enginebay-status-name"
+            asked, name = Future(), "enginebay-status-name"
             threading.Thread(target=_answer, args=(asked, host, port), name=name, daemon=True).start()
+            self._asked[key] = asked  # now that somebody answers: the system may have no more threads
         try:
             found = asked.result(deadline.left())
         except TimeoutError:
