@@ -25,6 +25,7 @@ from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v2.capture_export import export_step
 from enginebay_runner_v2.capture_graph import step_graph
 from enginebay_runner_v2.capture_model import stand_in
+from enginebay_runner_v2.capture_writes import without_writes
 from enginebay_runner_v2.passes.tensor_parallel import PLAN
 
 __all__ = ["CapturedModel", "capture", "input_names"]
@@ -60,7 +61,7 @@ def capture(
     windows = [None if (w := shape.window) is None or w >= max_model_len else w for shape in shapes]
     groups = arrange(windows, range(len(shapes)))
     attention = attention_modules(module)
-    exported = export_step(module, attention)
+    exported = without_writes(export_step(module, attention), type(module).__name__)
     graph_module, constants = step_graph(exported, module, shapes, groups)
     facts = facts_of(module, model.architecture, torch_dtype(dtype))
     own = shapes

@@ -15,7 +15,10 @@ import torch
 from enginebay.errors import ModelError
 from enginebay.worker.loader_build import detail
 
-__all__ = ["MARKER", "export_step"]
+__all__ = ["MARKER", "PREFIX", "export_step"]
+
+PREFIX = "model."
+"""What the module that is exported calls the model."""
 
 _LIBRARY = torch.library.Library("enginebay_capture", "DEF")  # type: ignore[no-untyped-call]  # torch's own
 """Kept for the life of the process: the marker goes when it goes."""

@@ -15,13 +15,12 @@ from enginebay.interfaces import Origin, Parameter, Table
 from enginebay.worker.probing.groups import LayerGroup
 from enginebay.worker.probing.shapes import LayerShape
 from enginebay_runner_v2 import ops
-from enginebay_runner_v2.capture_export import MARKER
+from enginebay_runner_v2.capture_export import MARKER, PREFIX
+from enginebay_runner_v2.capture_writes import writes
 from enginebay_runner_v2.passes.editing import call
 
 __all__ = ["step_graph"]
 
-_PREFIX = "model."
-"""What the module that was exported calls the model."""
 _MAX_VALUES = 1 << 16
 """Numbers of a constant that no file holds: they are written down with the graph."""
 _PLAIN = (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv)
@@ -50,7 +49,7 @@ def _odd(node: Node) -> str | None:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", ops.NAMESPACE):
         return f"{node.op} of {target} is no operator of aten"
-    if target.namespace == "aten" and target._schema.is_mutable:
+    if writes(target):
         return f"{target} writes to its argument"
     return None
 
@@ -121,7 +120,7 @@ class _Builder:
             if not node.users:
                 continue
             spec = self.specs[node.name]
-            target = str(spec.target).removeprefix(_PREFIX)
+            target = str(spec.target).removeprefix(PREFIX)
             if spec.kind == InputKind.PARAMETER:
                 target = firsts[id(parameters[target])]
                 origin: Origin = Parameter(name=target)

@@ -69,7 +69,7 @@ def test_a_window_of_the_whole_length_is_none(tmp_path: Path) -> None:
 
 def test_a_choice_of_experts_is_refused_by_name(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", "mixtral", num_hidden_layers=1)
-    with pytest.raises(ModelError, match=r"^MixtralForCausalLM cannot be captured as a graph: .*div_.* writes to its"):
+    with pytest.raises(ModelError, match=r"^MixtralForCausalLM cannot be captured as a graph: .* is no operator"):
         capture_tiny(folder)
 
 
