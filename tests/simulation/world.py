@@ -10,7 +10,7 @@ from enginebay.engine.core import EngineCore
 from enginebay.engine.parts import CoreParts
 from enginebay.engine.replies import Generation
 from enginebay.engine.watch import WorkerWatch
-from enginebay.errors import WorkerHung, WorkerLost
+from enginebay.errors import StartFailed, WorkerHung, WorkerLost
 from enginebay.interfaces import (
     BatchConstraints,
     ExecutorContext,
@@ -242,7 +242,7 @@ class World:
             began = clock.time
             try:
                 outputs, scheduled = core.step(self.drain)
-            except (WorkerLost, WorkerHung) as error:
+            except (WorkerLost, WorkerHung, StartFailed) as error:
                 self.lives.check_death(error)
                 if len(core._requests):
                     raise Violation("requests outlive the engine") from error
