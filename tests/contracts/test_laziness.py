@@ -77,6 +77,7 @@ def test_imports_stay_light(code: str, tmp_path: Path) -> None:  # P9
         ["graph", "--help"],
         ["up", "--help"],
         ["stop", "--help"],
+        ["trace", "--help"],
         ["plugins"],
         ["describe", "executor", "uni"],
         ["describe", "executor", "ray"],

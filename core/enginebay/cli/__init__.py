@@ -31,7 +31,7 @@ _COMMANDS = {
     "status": "How a running engine stands.",
     "stop": "Stop a running engine.",
     "swap": "Exchange plugins of a running engine, under load.",
-    "trace": "Show a trace file as a tree.",
+    "trace": "Show a trace: trees, tables, a page with a timeline; also while it is written.",
     "up": "Run an engine in the foreground, for front ends in other processes.",
 }
 

@@ -79,7 +79,7 @@ def command(
     resolved = resolve(config, sets).config
     server = resolved.server
     with ExitStack() as stack:
-        door = stack.enter_context(_door(address or server.address, keys or server.keys))
+        door = stack.enter_context(_door(address or server.address, keys or server.keys, resolved.telemetry.file))
         with _loading():
             from enginebay.engine.front.front import Front
 
@@ -97,9 +97,10 @@ def command(
 
 
 @contextmanager
-def _door(address: str | None, keys: Path | None) -> Iterator[FrontDoor]:
+def _door(address: str | None, keys: Path | None, trace: Path | None) -> Iterator[FrontDoor]:
     """Listen before the model is loaded: what is wrong with the address is said at once."""
     from enginebay.runfolder import RunFolder, socket_path
+    from enginebay.telemetry import write_where
     from enginebay.transport.front_address import FRONT_NAME, FrontAddress, write_address
     from enginebay.transport.front_door import FrontDoor
     from enginebay.transport.front_keys import ServerKeys, client_file
@@ -121,6 +122,8 @@ def _door(address: str | None, keys: Path | None) -> Iterator[FrontDoor]:
                 click.echo(f"made {keys}, and {client_file(keys)} for clients: they need --keys with it", err=True)
         door = FrontDoor(where, server_keys)
         stack.callback(door.close)
+        if trace is not None:
+            write_where(folder.path, trace)
         write_address(folder.path, door.address)
         yield door
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from enginebay.errors import ConfigError
 from enginebay.telemetry import _otlp
+
+_log = logging.getLogger(__name__)
+
+_TOLD_BYTES = 1 << 20
+"""How much is read between two calls of ``progress``."""
 
 _STATUS: tuple[Literal["unset", "ok", "error"], ...] = ("unset", "ok", "error")
 _KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
@@ -56,18 +63,25 @@ class SpanRecord:
         return (self.end_ns - self.start_ns) / 1e6
 
 
-def read_spans(path: Path) -> list[SpanRecord]:
-    """All spans of a trace file in start order.
+def read_spans(path: Path, progress: Callable[[int, int], None] | None = None) -> list[SpanRecord]:
+    """All spans of a trace file in start order; of several with one id, the first that was written.
 
-    Raises ``ConfigError`` when it cannot be read, or names the first line that is not OTLP/JSON.
+    A last line without its end, which a writer was stopped in or is still at, is left out with a warning if it is not
+    whole. ``progress`` is called now and then with the bytes that are read, and those of the file. Raises
+    ``ConfigError`` when the file cannot be read, or names the first line that is not OTLP/JSON.
     """
     spans: list[SpanRecord] = []
-    number = 0
+    number, done, told = 0, 0, 0
+    line = b""
     try:
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             for number, line in enumerate(file, start=1):  # noqa: B007  # the error below names it
-                if line.strip():
-                    spans.extend(_line(_otlp.decode(line)))
+                spans.extend(decode(line))
+                done += len(line)
+                if progress is not None and done - told >= _TOLD_BYTES:
+                    told = done
+                    progress(done, max(size, done))
     except FileNotFoundError:
         raise ConfigError(
             f"{path}: no such file. A trace file is written by enginebay generate --trace FILE, "
@@ -76,8 +90,25 @@ def read_spans(path: Path) -> list[SpanRecord]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:  # msgspec's and Unicode's errors are ValueErrors
-        raise ConfigError(f"{path}: line {number} is damaged, or no line of OTLP JSON: {_reason(error)}.") from error
-    return sorted(spans, key=lambda span: span.start_ns)
+        if line.endswith(b"\n") or number == 1:
+            raise ConfigError(
+                f"{path}: line {number} is damaged, or no line of OTLP JSON: {_reason(error)}."
+            ) from error
+        _log.warning("%s: the last line is half written, and left out", path)
+    return sorted(first_of_each(spans), key=lambda span: span.start_ns)
+
+
+def decode(line: bytes) -> list[SpanRecord]:
+    """The spans of one line; none of an empty one. Raises ``ValueError`` or ``RecursionError``."""
+    return _line(_otlp.decode(line)) if line.strip() else []
+
+
+def first_of_each(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
+    """Without those whose id came before: a span that its process could not end may be told of by another as well."""
+    found: dict[tuple[str, str], SpanRecord] = {}
+    for span in spans:
+        found.setdefault((span.trace_id, span.span_id), span)
+    return list(found.values())
 
 
 def _reason(error: Exception) -> str:

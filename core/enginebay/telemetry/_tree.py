@@ -1,12 +1,12 @@
-"""Spans as text: a tree per trace, and one table for the many traces of steps."""
+"""Spans as text: a tree per trace."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.telemetry._read import SpanEvent, SpanRecord
+from enginebay.telemetry._text import one_line
 
 _MAX_VALUE = 80
 _LONG = frozenset({"exception.stacktrace", "exception.escaped"})
@@ -35,28 +35,6 @@ def render_tree(spans: Sequence[SpanRecord], *, columns: int | None = 120) -> st
     return "\n\n".join(blocks)
 
 
-def render_steps(spans: Sequence[SpanRecord]) -> str:
-    """A table of span names, in the order in which they first come: count, median and 99th percentile in ms, failed."""
-    times: dict[str, list[float]] = {}
-    failed: Counter[str] = Counter()
-    for span in sorted(spans, key=lambda s: s.start_ns):
-        times.setdefault(span.name, []).append(span.duration_ms)
-        failed[span.name] += span.status == "error"
-    width = max([len(_one_line(name)) for name in times] + [4])
-    lines = [f"{'span'.ljust(width)}  {'count':>7}  {'median ms':>10}  {'p99 ms':>10}  {'failed':>6}"]
-    for name, values in times.items():
-        values.sort()
-        median, p99 = _percentile(values, 50), _percentile(values, 99)
-        label = _one_line(name).ljust(width)
-        lines.append(f"{label}  {len(values):>7}  {median:>10.3f}  {p99:>10.3f}  {failed[name]:>6}")
-    return "\n".join(lines)
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    """The nearest-rank percentile: the smallest value that ``percent`` of a hundred values do not exceed."""
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
-
-
 _Row = tuple[str, SpanRecord | SpanEvent, SpanRecord | None]
 
 
@@ -79,11 +57,11 @@ def _rows(members: Sequence[SpanRecord]) -> Iterator[_Row]:
             if id(span) in seen:
                 continue
             seen.add(id(span))
-            yield mark + _one_line(span.name), span, parent
+            yield mark + one_line(span.name), span, parent
             below = [c for c in children.get(span.span_id, ()) if id(c) not in seen]
             bar = "│ " if below else "  "
             for event in span.events:
-                yield f"{indent}{bar}· {_one_line(event.name)}", event, span
+                yield f"{indent}{bar}· {one_line(event.name)}", event, span
             branches = [("├─ ", "│  ")] * (len(below) - 1) + [("└─ ", "   ")]
             for child, (branch, gap) in reversed(list(zip(below, branches, strict=False))):
                 stack.append((child, span, indent + branch, indent + gap))
@@ -96,7 +74,7 @@ def _figures(span: SpanRecord, parent: SpanRecord | None, room: int | None) -> s
     else:
         text += "     "
     if span.status == "error":
-        text += f"  ERROR {_one_line(span.message)}".rstrip()
+        text += f"  ERROR {one_line(span.message)}".rstrip()
     if span.links:
         text += f"  → {len(span.links)} link{'s' if len(span.links) > 1 else ''}"
     return _with(text, span.attributes, room)
@@ -104,7 +82,7 @@ def _figures(span: SpanRecord, parent: SpanRecord | None, room: int | None) -> s
 
 def _with(text: str, attributes: Mapping[str, Any], room: int | None) -> str:
     """The text and behind it as many attributes as there is room for."""
-    pairs = [f"  {_one_line(key.removeprefix('enginebay.'))}={_value(value)}" for key, value in attributes.items()]
+    pairs = [f"  {one_line(key.removeprefix('enginebay.'))}={_value(value)}" for key, value in attributes.items()]
     for shown, pair in enumerate(pairs):
         left = len(pairs) - shown
         more = f"  … {left} more"
@@ -120,10 +98,5 @@ def _event(event: SpanEvent, span: SpanRecord | None, room: int | None) -> str:
 
 
 def _value(value: Any) -> str:
-    text = _one_line(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    text = one_line(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
     return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 1] + "…"
-
-
-def _one_line(text: str) -> str:
-    """A newline or tab in a name or value must not look like a line of ours."""
-    return text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

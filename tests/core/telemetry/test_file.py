@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -18,9 +19,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from enginebay.errors import ConfigError
-from enginebay.telemetry import SpanRecord, read_spans
+from enginebay.telemetry import SpanRecord, _read, read_spans
 from enginebay.telemetry._file import FileExporter
 from enginebay.telemetry._otlp import KeyValue, _value, decode, plain
+from support import records
 
 MEMORY = InMemorySpanExporter()
 PROVIDER = TracerProvider(shutdown_on_exit=False)
@@ -174,7 +176,40 @@ def test_a_full_disk_loses_spans_and_says_so_once(
     ]
     assert exporter.export(spans) is SpanExportResult.SUCCESS
     exporter.shutdown()
-    assert len(read_spans(path)) == 2  # and no half line between them
+    lines = [decode(line).resource_spans[0].scope_spans[0].spans for line in path.read_bytes().splitlines()]
+    assert [len(spans) for spans in lines] == [1, 1]  # and no half line between them
+
+
+def test_of_several_spans_of_one_id_the_first_counts(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    records.write(path, [records.span(1, "first", 5, 6), records.span(1, "other trace", 4, 5, trace=2)])
+    with path.open("ab") as file:
+        file.write(records.line([records.span(1, "told again", 0, 6)]) + b"\n")
+    assert [one.name for one in read_spans(path)] == ["other trace", "first"]
+
+
+def test_a_last_line_that_is_half_written_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace.jsonl"
+    whole = records.line([records.span(2, "b", 1, 2)])
+    begin = records.line([records.span(1, "a", 0, 1)]) + b"\n"
+    path.write_bytes(begin + whole)
+    assert [one.name for one in read_spans(path)] == ["a", "b"]  # whole but for its end
+    assert caplog.messages == []
+    path.write_bytes(begin + whole[:-9])
+    assert [one.name for one in read_spans(path)] == ["a"]
+    assert caplog.messages == [f"{path}: the last line is half written, and left out"]
+
+
+def test_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_read, "_TOLD_BYTES", 1000)
+    path, told = tmp_path / "trace.jsonl", []
+    records.write(path, [records.span(n, "a", 0, 1) for n in range(1, 21)])
+    read_spans(path, lambda done, size: told.append((done, size)))
+    size = path.stat().st_size
+    assert [end for _, end in told] == [size] * (len(told))
+    steps = [b - a for a, b in itertools.pairwise([0, *(done for done, _ in told)])]
+    assert len(steps) > 3
+    assert all(1000 <= step < 1400 for step in steps)
 
 
 def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
