@@ -19,7 +19,7 @@ def pid_space() -> str:
     """Where this process's pids mean what they mean: this boot of this host, and the pid namespace; "" when the system
     does not say so."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""

@@ -94,6 +94,48 @@ def string_hashes(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
+ENCODING_AT = {"read_text": 0, "write_text": 1, "open": 3, "fdopen": 3, "NamedTemporaryFile": 2, "TemporaryFile": 2}
+"""Methods and functions of text, and which positional argument is the encoding; one less for ``Path.open``."""
+RUNS = {"Popen", "run", "check_output"}
+
+
+def unnamed_encodings(tree: ast.Module) -> Iterator[int]:
+    """Lines that read or write text in whatever encoding the locale has: the files of a host are UTF-8 everywhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and not any(k.arg in ("encoding", None) for k in node.keywords):
+            path, _, name = ast.unparse(node.func).rpartition(".")
+            if name in RUNS:
+                bad = any(k.arg in ("text", "universal_newlines", "errors") for k in node.keywords)
+            elif name in ("read_text", "write_text"):  # a function of that name is our own, and has its encoding
+                bad = bool(path) and len(node.args) <= ENCODING_AT[name]
+            else:
+                bad = name in ENCODING_AT and len(node.args) <= ENCODING_AT[name] and _opens_text(node, path, name)
+            if bad:
+                yield node.lineno
+
+
+def _opens_text(node: ast.Call, path: str, name: str) -> bool:
+    mode = next((k.value for k in node.keywords if k.arg == "mode"), None)
+    if name in ("NamedTemporaryFile", "TemporaryFile"):
+        mode = mode or next(iter(node.args), None)
+        return mode is not None and not _is_binary(mode)
+    is_method = name == "open" and path not in ("", "io")  # Path.open; other things open too, by what is no mode
+    place = 0 if is_method else 1
+    if mode is None and len(node.args) > place:
+        mode = node.args[place]
+    if is_method:
+        return (mode is None and not node.args and not node.keywords) or (_is_mode(mode) and not _is_binary(mode))
+    return mode is None or not _is_binary(mode)
+
+
+def _is_mode(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and set(node.value) <= set("rwxabt+")
+
+
+def _is_binary(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and "b" in str(node.value)
+
+
 def _found(check: Check, *folders: Path, without: frozenset[str] = frozenset()) -> list[str]:
     return [f"{path}:{line}" for path, tree in sources(*folders) if path.name not in without for line in check(tree)]
 
@@ -118,6 +160,10 @@ def test_no_hash_of_strings() -> None:
     assert _found(string_hashes, *SIMULATED) == []
 
 
+def test_text_has_its_encoding() -> None:
+    assert _found(unnamed_encodings, CORE, PLUGINS) == []
+
+
 @pytest.mark.parametrize(
     ("check", "code"),
     [
@@ -134,13 +180,25 @@ def test_no_hash_of_strings() -> None:
         (set_iterations, "[x for x in set(y)]"),
         (set_iterations, "list(set(a) - b)"),
         (string_hashes, "hash('a')"),
+        (unnamed_encodings, "(root / 'x').read_text().split()"),
+        (unnamed_encodings, "path.read_text(errors='replace')"),
+        (unnamed_encodings, "path.write_text('x')"),
+        (unnamed_encodings, "open(path)"),
+        (unnamed_encodings, "open(path, 'w')"),
+        (unnamed_encodings, "path.open()"),
+        (unnamed_encodings, "path.open(mode='a')"),
+        (unnamed_encodings, "os.fdopen(descriptor, 'w')"),
+        (unnamed_encodings, "tempfile.TemporaryFile('w+')"),
+        (unnamed_encodings, "subprocess.run(command, text=True)"),
     ],
 )
 def test_each_rule_finds_its_violation(check: Check, code: str) -> None:
     assert list(check(ast.parse(code))) != []
 
 
-@pytest.mark.parametrize("check", [named_plugins, unbounded_waits, pickles, set_iterations, string_hashes])
+@pytest.mark.parametrize(
+    "check", [named_plugins, unbounded_waits, pickles, set_iterations, string_hashes, unnamed_encodings]
+)
 def test_no_rule_finds_what_is_allowed(check: Check) -> None:
     allowed = """
 use: str = "uni"
@@ -149,5 +207,8 @@ runtime.wait(future, 1.0)
 z = x == "other"
 h = hashlib.sha256(b"")
 a = numpy.load(file, allow_pickle=False)
+t = path.read_text("ascii") + path.read_text(encoding="utf-8") + read_text(path)
+b = [open(path, "rb"), path.open("wb"), os.fdopen(descriptor, "rb", buffering=0), tempfile.TemporaryFile()]
+g = [gate.open(record), os.open(path, os.O_RDONLY), subprocess.run(command), open(path, encoding="utf-8")]
 """
     assert list(check(ast.parse(allowed))) == []

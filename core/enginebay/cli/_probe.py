@@ -263,7 +263,7 @@ def _oom_kills() -> int:
     total = 0
     for path in _OOM_COUNTERS:
         with contextlib.suppress(OSError, ValueError):
-            pairs = (line.split() for line in Path(path).read_text().splitlines())
+            pairs = (line.split() for line in Path(path).read_text(encoding="utf-8").splitlines())
             total += sum(int(value) for key, value in pairs if key == "oom_kill")
     return total
 

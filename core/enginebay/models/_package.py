@@ -62,7 +62,12 @@ def _download(name: str, folder: Path) -> Path:
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(folder), name]
     try:
         result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_FETCH_SECONDS
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_FETCH_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise ModelError(f"fetching '{name}' took longer than {_FETCH_SECONDS:.0f} s and was stopped") from None

@@ -85,7 +85,9 @@ class RunFolder:
 
     def remains(self) -> tuple[str, ...]:
         """What was recorded and is still there, in words."""
-        return remains_of((self.path / "manifest").read_text(errors="replace").splitlines()) if self._is_open else ()
+        if not self._is_open:
+            return ()
+        return remains_of((self.path / "manifest").read_text(encoding="utf-8", errors="replace").splitlines())
 
     def close(self) -> None:
         """Remove the folder and all in it; idempotent. In a forked child it does nothing: it is the parent's."""

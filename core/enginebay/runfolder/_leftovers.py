@@ -61,7 +61,7 @@ def take_lock(path: Path, flags: int) -> int:
 def maker(path: Path) -> str:
     """The number of the process that made the folder, as it wrote it down; "" when there is no lock."""
     with contextlib.suppress(OSError):
-        return (path / "lock").read_text(errors="replace").strip()
+        return (path / "lock").read_text(encoding="utf-8", errors="replace").strip()
     return ""
 
 
@@ -98,7 +98,7 @@ def sweep_root(base: Path) -> None:
 def remove(path: Path) -> None:
     """Remove the named segments, then the folder; the lock goes last, so that one killed in the middle is found."""
     with contextlib.suppress(OSError):
-        for line in (path / "manifest").read_text(errors="replace").splitlines():
+        for line in (path / "manifest").read_text(encoding="utf-8", errors="replace").splitlines():
             kind, _, name = line.partition(" ")
             if kind == SEGMENT:
                 _unlink_segment(name)

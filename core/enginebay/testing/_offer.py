@@ -17,8 +17,10 @@ def offer(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, name: str, 
     """Write the metadata of a package that offers ``module`` as plugin ``name``, and put it on the path."""
     about = folder / f"enginebay_kit_{kind.value}_{name}-0.0.dist-info"
     about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: enginebay-kit-{kind.value}-{name}\nVersion: 0.0\n")
-    (about / "entry_points.txt").write_text(f"[{kind.group}]\n{name} = {module}\n")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: enginebay-kit-{kind.value}-{name}\nVersion: 0.0\n", encoding="utf-8"
+    )
+    (about / "entry_points.txt").write_text(f"[{kind.group}]\n{name} = {module}\n", encoding="utf-8")
     if str(folder) not in sys.path:
         monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
         inherited = os.environ.get("PYTHONPATH")
@@ -38,6 +40,7 @@ def offer_executor_again(folder: Path, monkeypatch: pytest.MonkeyPatch, name: st
         "@hookimpl\n"
         "def enginebay_register_executors():\n"
         "    offered = original.enginebay_register_executors()\n"
-        f"    return [replace(one, name={other!r}) for one in offered if one.name == {name!r}]\n"
+        f"    return [replace(one, name={other!r}) for one in offered if one.name == {name!r}]\n",
+        encoding="utf-8",
     )
     offer(folder, monkeypatch, Kind.EXECUTOR, other, module)

@@ -71,12 +71,12 @@ class FrontAddress:
 
 def write_address(folder: Path, address: FrontAddress) -> None:
     """Leave in an engine's run folder where it listens, so that it is found wherever that is."""
-    (folder / _ADDRESS).write_text(str(address))
+    (folder / _ADDRESS).write_text(str(address), encoding="utf-8")
 
 
 def read_address(folder: Path) -> str:
     """Where the engine of this run folder listens; "" when it says nothing: it is no served one."""
     try:
-        return (folder / _ADDRESS).read_text().strip()
+        return (folder / _ADDRESS).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""

@@ -113,15 +113,15 @@ def available_bytes() -> int:
     group = _own_group()
     while group is not None:
         with contextlib.suppress(OSError, ValueError):  # no such controller, or "max": no limit here
-            limit = int((group / "memory.max").read_text())
-            left.append(limit - int((group / "memory.current").read_text()) + _cached(group))
+            limit = int((group / "memory.max").read_text(encoding="utf-8"))
+            left.append(limit - int((group / "memory.current").read_text(encoding="utf-8")) + _cached(group))
         group = group.parent if group != _GROUPS else None
     return max(0, min(left))
 
 
 def _cached(group: Path) -> int:
     """What the kernel would give up for us: pages of files count as used."""
-    words = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+    words = (line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
     return sum(int(size) for name, size in words if name in ("active_file", "inactive_file"))
 
 
@@ -130,14 +130,14 @@ _GROUPS: Final = Path("/sys/fs/cgroup")
 
 def _own_group() -> Path | None:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             if line.startswith("0::/"):
                 return _GROUPS / line[3:].strip("/")
     return None
 
 
 def _meminfo_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("Linux says MemAvailable since 3.14")

@@ -56,7 +56,7 @@ class HostMemory:
 
     def _host(self) -> tuple[int, int]:
         try:
-            text = (self._root / "proc/meminfo").read_text()
+            text = (self._root / "proc/meminfo").read_text(encoding="utf-8")
         except OSError:  # not Linux
             page = os.sysconf("SC_PAGE_SIZE")
             total = os.sysconf("SC_PHYS_PAGES") * page
@@ -66,15 +66,16 @@ class HostMemory:
 
     def _process(self) -> tuple[int, int]:
         try:
-            fields = _kilobytes((self._root / "proc/self/status").read_text())
+            status = (self._root / "proc/self/status").read_text(encoding="utf-8", errors="replace")  # names are bytes
         except OSError:  # not Linux: nothing is known of the process
             return 0, 0
+        fields = _kilobytes(status)
         return fields.get("VmRSS", 0), fields.get("VmHWM", 0)
 
     def _limits(self) -> Iterator[tuple[int, int]]:
         """(limit, bytes used that cannot be reclaimed) of every cgroup above this process that has a limit."""
         try:
-            lines = (self._root / "proc/self/cgroup").read_text().splitlines()
+            lines = (self._root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         except OSError:
             return
         for line in lines:
@@ -103,7 +104,7 @@ def _walk(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[tuple[
 
 def _number(path: Path) -> int | None:
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except OSError:
         return None
     return int(text) if text.isdigit() else None  # "max" is no limit
@@ -111,7 +112,7 @@ def _number(path: Path) -> int | None:
 
 def _stat(path: Path, key: str) -> int:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     for line in lines:
@@ -136,7 +137,7 @@ def available_cores(root: Path = Path("/")) -> int:
     """Cores that this process may use: its affinity, and the cgroup v2 quota rounded up; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):  # no cgroup v2 here, or not at its root
         return max(1, cores)
     if quota.isdigit() and period.isdigit() and int(period):

@@ -35,7 +35,7 @@ def numa_nodes(root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
     found: list[tuple[int, tuple[int, ...]]] = []
     for entry in (root / "sys/devices/system/node").glob("node[0-9]*"):
         try:
-            found.append((int(entry.name[4:]), cpus_of((entry / "cpulist").read_text().strip())))
+            found.append((int(entry.name[4:]), cpus_of((entry / "cpulist").read_text(encoding="utf-8").strip())))
         except (OSError, ValueError):  # a node of memory alone has an empty list
             continue
     return tuple(cpus for _, cpus in sorted(found))

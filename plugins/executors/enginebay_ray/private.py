@@ -41,7 +41,7 @@ class PrivateFolder:
             self.path = path
         self.token = self.path / "token"
         descriptor = os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(secrets.token_hex(32))
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class PrivateFolder:
     def guard(self, spawner: Spawner) -> Process:
         """Start a process that ends this Ray when ours is killed; end it when there is no more to guard."""
         script = [sys.executable, "-I", "-S", guardian.__file__]
-        with open(os.devnull, "w") as nothing:
+        with open(os.devnull, "w", encoding="utf-8") as nothing:
             return spawner.worker(
                 [*script, str(os.getpid()), str(self.path), str(self.token)], env=os.environ, output=nothing.fileno()
             )

@@ -58,7 +58,8 @@ class Kernels:
                 stdin=subprocess.PIPE,  # open as long as we are there
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 start_new_session=True,
             )
 

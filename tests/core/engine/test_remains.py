@@ -53,6 +53,19 @@ def verdicts(incarnation: Incarnation, *remains: str, here: bool = True) -> dict
     return {found.what: found.verdict for found in findings_of(incarnation, remains, here=here)}
 
 
+def test_a_process_whose_name_the_kernel_cut_inside_a_character() -> None:
+    rename = "import ctypes, sys; ctypes.CDLL(None).prctl(15, ('é' * 8).encode()); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", rename]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert b"\xc3)" in Path(f"/proc/{process.pid}/stat").read_bytes()
+        incarnation = known(process.pid)
+        assert verdicts(incarnation)["process"] is Reclaim.PENDING
+        process.kill()
+    assert verdicts(incarnation)["process"] is Reclaim.RECLAIMED
+
+
 def test_a_process_is_pending_until_it_is_reaped_or_a_zombie(child: subprocess.Popen[bytes]) -> None:
     incarnation = known(child.pid)
     assert verdicts(incarnation) == {"executor": Reclaim.RECLAIMED, "process": Reclaim.PENDING}

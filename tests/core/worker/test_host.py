@@ -35,6 +35,14 @@ def test_without_a_limit_the_host_counts(tmp_path: Path) -> None:
     assert (memory.total, memory.free, memory.process) == (8192 * KIB, 4096 * KIB, 500 * KIB)
 
 
+def test_a_name_that_the_kernel_cut_inside_a_character(tmp_path: Path) -> None:
+    memory = write(tmp_path, HOST)
+    status = b"Name:\t" + "é".encode() * 7 + b"\xc3\nVmHWM:\t  700 kB\nVmRSS:\t  500 kB\n"
+    (tmp_path / "proc/self/status").write_bytes(status)
+    read = memory.read()
+    assert (read.process, read.peak) == (500 * KIB, 700 * KIB)
+
+
 def test_cgroup_v2_the_tightest_level_counts(tmp_path: Path) -> None:
     memory = write(
         tmp_path,

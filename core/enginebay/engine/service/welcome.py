@@ -63,6 +63,6 @@ def welcome(
 def boot_id() -> str:
     """Which start of this machine it is: a pid means nothing in another."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return ""

@@ -58,6 +58,6 @@ def _start_ticks(pid: int) -> int | None:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()  # a name may end in half a character
     except OSError:
         return ""

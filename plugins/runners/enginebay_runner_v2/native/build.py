@@ -136,7 +136,13 @@ def _sources() -> list[Path]:
 def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildFailed(f"{command[0]}: {error}") from error
@@ -165,7 +171,7 @@ def _name(path: str) -> str:
 def _processor() -> str:
     """What -march=native looks at."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     names = ("flags", "Features", "cpu family", "model\t", "vendor_id")
