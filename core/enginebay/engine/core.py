@@ -155,7 +155,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """How the engine stands now; of a dead one, how it stood last."""
         with self._or_die:
-            if self._death is None:
+            if self._death is None and not self._scheduler.is_void:
                 self._scheduler.make_stats()
             return self._figures.now()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from enginebay.engine.death import Death
 from enginebay.engine.execution import Execution
 from enginebay.engine.guard import GuardedScheduler
@@ -40,14 +42,17 @@ class Figures:
         self._scheduler = scheduler
 
     def now(self) -> EngineStats:
-        """The figures, the scheduler's as they were when it was asked last."""
+        """The figures, the scheduler's as they were when it was asked last; without workers, all requests wait."""
+        scheduler = self._scheduler.last_stats
+        if self._scheduler.is_void:
+            scheduler = replace(scheduler, num_waiting=len(self._requests))
         return EngineStats(
             unfinished=len(self._requests),
             steps=self._pipeline.num_steps,
             committed_tokens=self._requests.num_tokens,
             finished=self._requests.num_finished,
             dropped_replies=self._execution.num_dropped,
-            scheduler=self._scheduler.last_stats,
+            scheduler=scheduler,
             proposed_tokens=self._requests.num_proposed,
             accepted_tokens=self._requests.num_accepted,
             moved=self._requests.num_moved,

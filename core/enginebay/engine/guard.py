@@ -71,14 +71,20 @@ class GuardedScheduler:
         self._name = name
         self._before: SchedulerStats | None = None
         self._last = SchedulerStats()
+        self.is_void = False
+        """Whether there are no workers that could run anything of what it has."""
         self._begun: set[str] = set()
         self._ended: dict[str, int] = {}
         self._steps = 0
         self._scheduler = make()
 
+    def void(self) -> None:
+        """The workers are gone: nothing runs, and no block is in use, until another takes this scheduler's place."""
+        self.is_void, self._last = True, _at_rest(self._last)
+
     def renew(self) -> None:
         """Put an empty scheduler in this one's place."""
-        self._before = self.make_stats()
+        self._keep_counters()
         self._begun, self._ended = set(), {}
         try:
             self._scheduler = self._make()
@@ -89,9 +95,15 @@ class GuardedScheduler:
 
     def adopt(self, other: GuardedScheduler) -> None:
         """Put the other's scheduler, with what it was given by now, in this one's place, under its name."""
-        self._before = self.make_stats()
+        self._keep_counters()
         self._make, self._name, self._scheduler = other._make, other._name, other._scheduler
         self._begun, self._ended = other._begun, other._ended
+
+    def _keep_counters(self) -> None:
+        """Another scheduler takes this one's place."""
+        self._before = self.make_stats()
+        if self.is_void:
+            self.is_void, self._last = False, _at_rest(self._before)
 
     def add_request(self, request: EngineRequest) -> None:
         self._ask("add_request", request)
@@ -266,6 +278,13 @@ class GuardedScheduler:
                     f"{self._name} scheduled {shown(count, 80)} tokens of request {shown(request_id, 80)}; "
                     "a request that runs has an integer of 1 or more"
                 )
+
+
+def _at_rest(stats: SchedulerStats) -> SchedulerStats:
+    """Of a scheduler whose workers are gone: its counters, over an empty cache."""
+    return msgspec.structs.replace(
+        stats, num_running=0, num_waiting=0, num_free_blocks=stats.num_blocks, num_cached_blocks=0
+    )
 
 
 def _all_are(values: object, kind: type[object]) -> bool:

@@ -112,7 +112,7 @@ class Moving:
         recovery = self._rebirth.meanwhile.recovery
         moved = self.go(None if recovery is None else recovery.context)
         if moved:
-            _log.warning("%d requests go on in other groups: %s", sum(moved.values()), _words(moved))
+            self._say(moved)
             if recovery is not None:
                 recovery.moved(moved)
 
@@ -131,9 +131,10 @@ class Moving:
                 else:
                     self._bound = frozenset(one for flight in flights for one in flight.rows)
                 if moved := self.go(None):
-                    _log.warning("%d requests go on in other groups: %s", sum(moved.values()), _words(moved))
+                    self._say(moved)
         except Exception as failed:  # its end is told all the same, to those that are still here
-            _log.warning("moving the requests of a group that ends failed: %s", in_words(failed))
+            label = self._parts.roster.label
+            _log.warning("%smoving the requests of a group that ends failed: %s", label, in_words(failed))
         finally:
             self._rebirth.halt()
 
@@ -217,11 +218,12 @@ class Moving:
         with self._or_die:
             self._scheduler.finish_requests(request_ids, finish)
 
+    def _say(self, moved: Mapping[int, int]) -> None:
+        number, label = sum(moved.values()), self._parts.roster.label
+        where = ", ".join(f"{count} in group {group}" for group, count in sorted(moved.items()))
+        _log.warning("%s%d request%s on in other groups: %s", label, number, "s go" if number > 1 else " goes", where)
+
     def _open(self, moved: Moved) -> None:
         self._requests.enter(moved.lives, self._clock.now_ns(), self._parts.roster.group)
         for request_id, slots in moved.accused.items():
             self._isolation.join(request_id, slots)
-
-
-def _words(moved: Mapping[int, int]) -> str:
-    return ", ".join(f"{count} in group {group}" for group, count in sorted(moved.items()))

@@ -73,11 +73,11 @@ class Rebirth:
             self._recover(setback, action, drain, recovery)
 
     def _recover(self, first: Setback, action: Action, drain: Callable[[], None] | None, recovery: Recovery) -> None:
-        setback, convict = first, None
+        setback, convict, begun = first, None, self._clock.now()
         while action is Action.RESPAWN:
             restart = self._restart(first, setback)
             convict = self.isolation.accuse() or convict
-            self._void(setback, recovery, " with new workers")
+            self._void(setback, recovery, lost=True)
             self.meanwhile.move()
             try:
                 self._respawn(first, setback, restart)
@@ -95,6 +95,8 @@ class Rebirth:
         with recovery.requeue(self.requests) as context:
             self._refill(context)
             recovery.isolated(self.isolation.alone)
+        if action is Action.RESPAWN:
+            self._say_over(self._clock.now() - begun)
         if first.evidence is Evidence.STALE:
             self._progress.dropped()
 
@@ -116,6 +118,7 @@ class Rebirth:
         """
         self._parts.generation.current += 1
         purpose = Setback(Evidence.LOST, WorkerLost("the workers were stopped to be started anew"))
+        self.give_way()
         try:
             with self.meanwhile.on_purpose(self._parts.watch):
                 self._respawn(purpose, purpose, Restart(after=0.0, number=0), lender)
@@ -123,6 +126,11 @@ class Rebirth:
             self.after(setback, None)
         else:
             self._refill()
+
+    def give_way(self) -> None:
+        """The workers go before there are others: what their KV cache holds goes with them. No step is in flight."""
+        assert not self.pipeline.in_flight, "between steps"
+        self._scheduler.void()
 
     def filled(self, others: CoreParts) -> GuardedScheduler:
         """The scheduler of other parts with every live request, for ``flip``; nothing changes here.
@@ -189,25 +197,30 @@ class Rebirth:
             raise type(first.error)(f"{first.error}; {verdict.why}") from setback
         return verdict
 
-    def _void(self, setback: Setback, recovery: Recovery, how: str = "") -> None:
-        """No step in flight happened, and the next generation begins."""
+    def _void(self, setback: Setback, recovery: Recovery, *, lost: bool = False) -> None:
+        """No step in flight happened, and the next generation begins; with new workers, where these are ``lost``."""
         steps = [str(flight.step) for flight in self.pipeline.in_flight]
         dropped = StepVoid("it was dropped, and what it computed is computed again")
         error = dropped if setback.evidence is Evidence.STALE else setback.error
         recovery.void(len(steps), self.pipeline.drop(error, others=dropped))
+        generation, label = self._parts.generation.current, self._parts.roster.label
+        what = f"the workers of generation {generation} are lost" if lost else f"generation {generation + 1} begins"
+        void = f"step {', '.join(steps)}" if steps else "no step"
         self._parts.generation.current += 1
-        _log.warning(
-            "generation %d begins%s, void: %s; %s",
-            self._parts.generation.current,
-            how,
-            f"step {', '.join(steps)}" if steps else "no step",
-            setback,
-        )
+        if lost:
+            self._scheduler.void()
+        _log.warning("%s%s, void: %s; %s", label, what, void, setback)
+
+    def _say_over(self, seconds: float) -> None:
+        """The end of what began with workers that were lost, so many seconds ago."""
+        roster, generation = self._parts.roster, self._parts.generation.current
+        words = "; ".join(filter(None, (f"{seconds:.1f} s after the loss", roster.start_words)))
+        _log.warning("%sgeneration %d begins with new workers, %s", roster.label, generation, words)
 
     def _end(self, convict: Row, setback: Setback, recovery: Recovery) -> None:
         """It ends alone, with what was found out about it; all others go on."""
         error = f"the workers were lost each of the three times that it ran, the last time alone: {setback.error}"
-        _log.warning("request %r is ended: %s", convict.request_id, error)
+        _log.warning("%srequest %r is ended: %s", self._parts.roster.label, convict.request_id, error)
         recovery.convicted(convict.request_id, error)
         self.requests.end(convict, FinishReason.ERROR, self._clock.now_ns(), error=error)
         self.isolation.convicted = True
@@ -216,7 +229,6 @@ class Rebirth:
         """New workers of the current generation; raises the setback that they meet, or that there can be none."""
         respawn = self._parts.respawn
         assert respawn is not None, "it was decided that the workers can be started again"
-        begun = self._clock.now()
         try:
             given = () if lender is None else (lender,)
             respawn(lambda: self._back_off(restart, setback), *given)
@@ -233,17 +245,18 @@ class Rebirth:
         if self._halted:
             raise EngineDead("the engine is closed; make a new one")
         self._progress.resume()
-        _log.info(
-            "the workers of generation %d stand after %.1f s", self._parts.generation.current, self._clock.now() - begun
-        )
 
     def _back_off(self, restart: Restart, setback: Setback) -> None:
         """Wait as long as the restart has to; ``halt`` ends it, and the engine."""
         if restart.after:
-            _log.warning("restart %d of the workers follows in %.1f s", restart.number, restart.after)
-            self._parts.roster.back_off(restart, str(setback.error))
-            with tracing.span(tracing.WORKER_BACK_OFF, {tracing.RESTART: restart.number}):
-                self.meanwhile.pause(restart.after)
+            roster, number = self._parts.roster, restart.number
+            _log.warning("%srestart %d of the workers follows in %.1f s", roster.label, number, restart.after)
+            roster.back_off(restart, str(setback.error))
+            try:
+                with tracing.span(tracing.WORKER_BACK_OFF, {tracing.RESTART: number}):
+                    self.meanwhile.pause(restart.after)
+            finally:
+                roster.waited()
         if self._halted:
             raise EngineDead("the engine is closed; make a new one")
 

@@ -6,15 +6,15 @@ ranks of a group live and end together: one of them lost is the end of their gen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from enginebay.engine.probes import Probes
-from enginebay.engine.recovery import NoWayBack
-from enginebay.engine.remains import findings_of, with_process
+from enginebay.engine.reclaiming import RECLAIMED, Reclaiming
+from enginebay.engine.remains import with_process
 from enginebay.engine.supervision import Supervision
 from enginebay.engine.verdicts import Verdict
 from enginebay.engine.watch import cause_of, describe_exit
@@ -32,8 +32,7 @@ from enginebay.messages import (
     WorldPlan,
 )
 from enginebay.runtime import Entropy
-from enginebay.status import BackOff
-from enginebay.status.reclaim import Reclaim, Standing, judge
+from enginebay.status.latency import start_of
 from enginebay.status.restarts import Ending, GiveUp, Restart
 
 __all__ = ["BACK_OFF", "DEVICE_OK", "PROGRESSING", "RECLAIMED", "Roster", "slots_of"]
@@ -41,8 +40,6 @@ __all__ = ["BACK_OFF", "DEVICE_OK", "PROGRESSING", "RECLAIMED", "Roster", "slots
 PROGRESSING: Final = "Progressing"
 BACK_OFF: Final = "BackOff"
 DEVICE_OK: Final = "DeviceOk"
-RECLAIMED: Final = "Reclaimed"
-_BETWEEN_LOOKS: Final = BackOff(first=0.05, most=1.0)
 _UNFORESEEN: Final = "device"
 _RAN: Final = frozenset({Phase.READY, Phase.DEGRADED, Phase.DRAINING})
 
@@ -81,14 +78,19 @@ class Roster:
         self._first_exit: WorkerExit | None = None
         self._exit_before: WorkerExit | None = None
         self._lost = ""
-        self._remains, self._here, self._probes = remains, here, probes
-        self._held: dict[str, None] = {}
-        self._asked = True
+        self._here = here
+        self.reclaiming = Reclaiming(supervision, remains, here=here, probes=probes)
+        supervision.join(self.group)
 
     @property
     def group(self) -> int:
         """The group's number."""
         return self.slots[0].group
+
+    @property
+    def label(self) -> str:
+        """What a line of the log that is about this group begins with; "" where there is no other."""
+        return self._supervision.label(self.group)
 
     @property
     def phase(self) -> Phase:
@@ -110,6 +112,7 @@ class Roster:
         self.incarnations = tuple(f"{self._ids.getrandbits(128):032x}" for _ in self.slots)
         restarts = self._supervision.restarts(self.slots, faulty=bool(self._lost))
         self._exit_before = self._first_exit
+        self.reclaiming.renew()
         self._phase, self._ready_at, self._first_exit, self._lost = Phase.PENDING, None, None, ""
         for slot, one, number in zip(self.slots, self.incarnations, restarts, strict=True):
             incarnation = Incarnation(id=one, epoch=self._supervision.epoch, generation=generation)
@@ -214,66 +217,40 @@ class Roster:
         message = f"restart {restart.number} follows in {restart.after:.0f} s: {one_line(why, 300)}"
         self._say(Condition(kind=BACK_OFF, truth=Truth.TRUE, reason="Crashed", message=message))
 
+    def waited(self) -> None:
+        """The wait before their start is over."""
+        self._say(Condition(kind=BACK_OFF, truth=Truth.FALSE, reason="Over"))
+
     def stop(self, executor: Executor[Any], deadline: float) -> None:
         """Stop them. Those of whom nothing is left have their end then; of others it is said what holds it back."""
-        self._asked, reason = not self._lost, "Lost" if self._lost else ""
+        reason = "Lost" if self._lost else ""
         for one in self.incarnations:
             self._book.advance(one, Phase.TERMINATING, reason=reason, message=self._lost)
         executor.stop(deadline)
-        self._held = dict.fromkeys(self.incarnations)
-        self._look_for_remains(0.0, math.inf)
+        self.reclaiming.begin(self.incarnations, asked=not self._lost)
 
     def reclaim(self, limit: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Return when nothing is left of those that were stopped, as far as anybody can see.
 
         ``meanwhile`` is called between two looks, and may raise. Raises ``NoWayBack`` when something is left after
-        ``limit`` seconds: its slot is quarantined.
+        ``limit`` seconds: its slot is quarantined, and is not waited for once more.
         """
-        begun, looks = self._supervision.now(), 0
-        while self._held:
-            self._look_for_remains(self._supervision.now() - begun, limit)
-            looks += 1
-            if self._held:
-                meanwhile()
-                self._supervision.wait(_BETWEEN_LOOKS.after(looks, 0.0))
+        self.reclaiming.wait(limit, meanwhile)
 
     def leave(self) -> None:
         """Others have their slots, and nobody looks any more whether something is left of them."""
         for one in self.incarnations:
             self._book.leave(one)
 
-    def _look_for_remains(self, waited: float, limit: float) -> None:
-        remains = self._remains()
-        for one in list(self._held):
-            status = self._book.get(one)
-            if status is None:  # the sinks know its end
-                self._held.pop(one, None)
-                self._memory.forget(one)
-                continue
-            findings = [*findings_of(status.incarnation, remains, here=self._here), *self._memory.findings(one)]
-            findings += [] if self._probes is None else self._probes.findings(status)
-            unknown = [found.reason for found in findings if found.verdict is Reclaim.UNKNOWN]
-            known = [found for found in findings if found.verdict is not Reclaim.UNKNOWN]
-            standing, words = judge(known, waited=waited, limit=limit)
-            if standing is Standing.FREE:
-                truth = Truth.UNKNOWN if unknown else Truth.TRUE
-                reclaimed = Condition(kind=RECLAIMED, truth=truth, reason=standing, message="; ".join(unknown))
-                self._book.end(one, asked=self._asked, reclaimed=reclaimed)
-                self._held.pop(one, None)
-                self._memory.forget(one)
-                continue
-            held = Condition(kind=RECLAIMED, truth=Truth.FALSE, reason=standing, message=words)
-            self._book.set_condition(one, held)
-            self._book.advance(one, Phase.RECLAIMING, reason=status.reason, message=status.message)
-            if standing is Standing.QUARANTINED:
-                what = f"{status.slot.name} is quarantined: what its last worker had taken is not free"
-                raise NoWayBack(f"{what} after {limit:.3g} s: {words}")
-        if not self._held and self._probes is not None:
-            self._probes.forget()
-
     def sinks(self) -> tuple[SinkState, ...]:
         """How the sinks do, which all groups of the engine share."""
         return self._supervision.sinks()
+
+    @property
+    def start_words(self) -> str:
+        """How long the start took of the one of them that took longest, stage by stage; "" where that is not known."""
+        samples = [sample for sample in map(start_of, self.statuses()) if sample is not None]
+        return max(samples, key=attrgetter("total")).words if samples else ""
 
     def statuses(self) -> tuple[WorkerStatus, ...]:
         """How each stands that is known."""

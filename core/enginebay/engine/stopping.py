@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from enginebay.engine.parts import CoreParts
+from enginebay.engine.recovery import NoWayBack
 from enginebay.engine.roster import Roster
 from enginebay.errors import in_words, is_interrupt
 from enginebay.interfaces import Executor
@@ -41,11 +42,16 @@ class WorkersEnd:
         deadline, clock = self._gone_by(), self._parts.runtime.clock
         self._stop(deadline)
         self._do(
-            "waiting until nothing of the workers is left",
-            lambda: self._parts.roster.reclaim(max(0.0, deadline - clock.now())),
+            "waiting until nothing of the workers is left", lambda: self._reclaim(max(0.0, deadline - clock.now()))
         )
         self._do("removing what the workers had", self._parts.release)
         self._ended = True
+
+    def _reclaim(self, limit: float) -> None:
+        try:
+            self._parts.roster.reclaim(limit)
+        except NoWayBack as error:  # nobody comes after them: it is said, and the engine ends all the same
+            _log.warning("%s", error)
 
     def _stop(self, deadline: float) -> None:
         if (newcomer := self.newcomer) is not None:
@@ -59,7 +65,7 @@ class WorkersEnd:
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            _log.warning("%s failed: %s", what, in_words(error))
+            _log.warning("%s%s failed: %s", self._parts.roster.label, what, in_words(error))
 
     def _gone_by(self) -> float:
         if self._deadline is not None:

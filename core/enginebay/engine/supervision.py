@@ -43,6 +43,19 @@ class Supervision:
         self._anew: dict[Slot, int] = {}
         self._jitter = runtime.entropy.stream("restarts")
         self._lock = runtime.lock()
+        self._groups: set[int] = set()
+        self.faults_of_probes: set[tuple[str, str]] = set()
+        """What the log has said of plugins' probes: whose, and what kind of fault."""
+
+    def join(self, group: int) -> None:
+        """The engine has this group, by its number."""
+        with self._lock:
+            self._groups.add(group)
+
+    def label(self, group: int) -> str:
+        """``group 1: ``, before what the log says of it; "" where the engine has no other."""
+        with self._lock:
+            return f"group {group}: " if len(self._groups) > 1 else ""
 
     def now(self) -> float:
         """Seconds, monotonic."""

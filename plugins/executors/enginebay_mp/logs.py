@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from enginebay.runtime import Runtime, Thread
@@ -15,6 +16,7 @@ from enginebay.runtime import Runtime, Thread
 __all__ = ["KEPT_LINES", "LogReader", "Printer"]
 
 KEPT_LINES: Final = 20
+_OLD: Final = 5.0
 _MAX_LINE: Final = 8192
 _PIECE: Final = 1 << 16
 _PIECES_AT_LAST: Final = 256
@@ -76,21 +78,24 @@ class Printer:
 class LogReader:
     """One worker's stdout and stderr, read from a pipe without ever waiting."""
 
-    def __init__(self, descriptor: int, rank: int, printer: Printer) -> None:
+    def __init__(self, descriptor: int, rank: int, printer: Printer, now: Callable[[], float]) -> None:
+        """``now``: seconds, monotonic."""
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self._prefix = f"[rank {rank}] "
-        self._printer = printer
+        self._printer, self._now = printer, now
         self._rest = b""
-        self._kept: deque[str] = deque(maxlen=KEPT_LINES)
+        self._kept: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
         self._stacks: list[str] | None = None
         self._in_stack = False
         self.num_stack_lines = 0
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first; nothing in them can steer a terminal."""
-        return tuple(self._kept)
+        """The last lines, oldest first; nothing in them can steer a terminal. One that is not of the last seconds
+        says so: it may have little to do with what it is told for."""
+        now = self._now()
+        return tuple(f"({now - at:.0f} s before) {text}" if now - at >= _OLD else text for at, text in self._kept)
 
     def read(self) -> bool:
         """Take one piece of what is there; False when nothing will come any more.
@@ -155,7 +160,7 @@ class LogReader:
             self.num_stack_lines += 1
             return
         if text.strip():
-            self._kept.append(text)
+            self._kept.append((self._now(), text))
             self._printer.put(self._prefix + text)
 
     def _is_of_stack(self, text: str) -> bool:

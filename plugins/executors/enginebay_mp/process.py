@@ -120,7 +120,8 @@ class WorkerProcess:
         finally:
             _close(theirs)
         os.set_blocking(ready, False)
-        return cls(rank, ranks, incarnation, mark, process, ready, death, LogReader(output, rank, printer))
+        log = LogReader(output, rank, printer, runtime.clock.now)
+        return cls(rank, ranks, incarnation, mark, process, ready, death, log)
 
     @property
     def is_running(self) -> bool:

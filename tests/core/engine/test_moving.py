@@ -59,6 +59,43 @@ def test_they_stay_where_they_have_gone(hand: MakeHand) -> None:
     assert two.set.control(ReadStatus()).result(0).facts["moved"] == "5"
 
 
+@pytest.mark.parametrize("can_move", [True, False])
+def test_a_group_without_workers_runs_nothing_and_holds_nothing(hand: MakeHand, can_move: bool) -> None:
+    """What is told of the engine is the sum of its groups, each request counted once, while one has no workers."""
+    two = hand()
+    busy(two)
+    for _ in range(3):
+        two.turn(0)
+        two.turn(1)
+    if not can_move:
+        two.engines[1].report()  # and nobody has looked yet
+    seen = []
+
+    def meanwhile(group: int) -> None:
+        if group == 0:
+            here, there = (one.core.stats() for one in two.engines)
+            assert (here.scheduler.num_running, here.scheduler.num_waiting) == (0, here.unfinished)
+            assert (here.scheduler.num_free_blocks, here.scheduler.num_cached_blocks) == (64, 0)
+            assert (here.unfinished == 0) is can_move
+            used = 64 - there.scheduler.num_free_blocks
+            cached = there.scheduler.num_cached_blocks
+            facts = two.set.control(ReadStatus()).result(0).facts
+            assert facts["kv_blocks"] == f"{used} of 128 in use, {cached} with cached content"
+            assert facts["running"] == str(there.scheduler.num_running)
+            assert facts["waiting"] == str(here.unfinished + there.scheduler.num_waiting)
+            assert facts["finished"] == str(here.finished + there.finished)
+            seen.append(facts)
+
+    two.in_respawn = meanwhile
+    two.doomed.add(0)
+    two.turn(0)
+    assert len(seen) == 1
+    two.run()
+    two.check()
+    done = two.set.control(ReadStatus()).result(0).facts
+    assert done["finished"] == str(sum(one.core.stats().finished for one in two.engines)) == "8"
+
+
 def test_they_wait_where_no_other_group_can_take_them(hand: MakeHand) -> None:
     two = hand()
     busy(two)

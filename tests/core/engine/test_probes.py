@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -104,7 +105,9 @@ def test_what_is_said_is_told_as_findings(said: object, heard: list[Finding]) ->
     assert Probes(system_runtime(), Extension(said)).findings(status()) == heard
 
 
-def test_a_probe_that_hangs_proves_nothing_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_proves_nothing_and_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("enginebay.engine.probes._PATIENCE", 0.3)
     over, asked = threading.Event(), []
 
@@ -123,6 +126,29 @@ def test_a_probe_that_hangs_proves_nothing_and_hides_nothing(monkeypatch: pytest
     finally:
         over.set()
     assert asked == [1], "who hangs is not asked again"
+    late = "the executor (pair 1), asked what a stopped worker holds: it has not answered within 0.3 s"
+    assert caplog.messages == [late]
+
+
+def test_what_is_wrong_with_a_probe_is_said_once_for_each_kind_of_fault(caplog: pytest.LogCaptureFixture) -> None:
+    saying: list[object] = ["free", "free", None, OSError("no card"), OSError("still none"), FREE, ValueError("x")]
+
+    class Broken(Extension):
+        def ask(self, worker: WorkerStatus) -> object:
+            said = saying.pop(0)
+            if isinstance(said, Exception):
+                raise said
+            return said
+
+    told = set[tuple[str, str]]()
+    while saying:
+        Probes(system_runtime(), Broken(), told).findings(status())  # of any group, and after any swap
+    asked = "extension x, asked what a stopped worker holds: its probe"
+    assert caplog.messages == [
+        f"{asked} returned a str, and must return a Finding",
+        f"{asked} raised OSError: no card",
+        f"{asked} raised ValueError: x",
+    ]
 
 
 def test_one_that_cannot_be_asked_proves_nothing() -> None:
@@ -187,15 +213,35 @@ def test_new_workers_wait_until_it_is_free(fake: Installed, who: str) -> None:  
     assert (condition.truth, condition.message) == (Truth.UNKNOWN, "the card does not say")
 
 
-def test_what_is_never_free_is_the_end(fake: Installed) -> None:  # T14
+def test_what_is_never_free_is_the_end(fake: Installed, caplog: pytest.LogCaptureFixture) -> None:  # T14
+    """It is said once, by the error, and not waited for once more."""
     card, host = Card(), PluginHost()
     host._manager.register(card)
     host.hooks.refresh()
-    sets = ("status.sinks=[]", "recovery.reclaim=0.1", "deadlines.stop=0.5")
+    sets = ("status.sinks=[]", "recovery.reclaim=0.1", "deadlines.stop=60")
     core = start(plan(load(fake.config(), sets=sets, environ={}), host), system_runtime(seed=0), host)
     card.says = [HELD]
     try:
         with pytest.raises(WorkerLost, match=r"is quarantined: .* queue pair: Pending \(the card lists it\)"):
             core.control(RestartWorkers())
+        num_asked = len(card.asked)
     finally:
         core.stop()
+    assert len(card.asked) == num_asked
+    assert "quarantined" not in caplog.text
+
+
+def test_a_stop_that_something_holds_says_what_it_is(fake: Installed, caplog: pytest.LogCaptureFixture) -> None:
+    card, host = Card(), PluginHost()
+    host._manager.register(card)
+    host.hooks.refresh()
+    sets = ("status.sinks=[]", "deadlines.stop=0.2")
+    core = start(plan(load(fake.config(), sets=sets, environ={}), host), system_runtime(seed=0), host)
+    card.says = [HELD]
+    core.stop()
+    (said,) = caplog.messages
+    assert re.fullmatch(
+        r"group-0/rank-0/cpu:0 is quarantined: what its last worker had taken is not free after 0\.\d+ s: "
+        r"queue pair: Pending \(the card lists it\)",
+        said,
+    )

@@ -6,6 +6,7 @@ no block and no row behind.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginebay.engine.recovery import NoWayBack
+from enginebay.engine.roster import BACK_OFF
 from enginebay.errors import (
     EnginebayError,
     EngineDead,
@@ -241,3 +243,29 @@ def test_restarts_wait_longer_each_time_and_the_halt_of_the_engine_ends_a_wait()
         engine.run()
     assert [round(wait + 0.49) for wait in waits] == [1, 2]
     assert engine.incarnations == 3
+
+
+def test_a_recovery_has_a_beginning_and_an_end_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """What is lost and void, what is waited for, and that new workers are there, with how long all of it took."""
+    engine = Mortal(rules=RestartRules(), requests={"a": "say:abcdefgh"}, max_num_batched_tokens=64)
+    deadly(engine, answered, {2, 4})
+    over: list[bool] = []
+
+    def starts() -> None:
+        (status,) = engine.core._parts.roster.statuses()
+        waits = status.condition(BACK_OFF)
+        over.append(waits is None or (waits.truth, waits.message) == ("False", ""))
+        engine.clock.time += 2.0
+
+    engine.in_respawn = starts
+    engine.run()
+    assert over == [True, True], "the wait is over when they start"
+    lost = "are lost, void: step 2; rank 0: it ended before it answered"
+    first, begun, second, wait, last = caplog.messages
+    assert first == f"the workers of generation 0 {lost}"
+    assert begun == ("generation 1 begins with new workers, 2.0 s after the loss; ready after 2.0 s: Starting 2.0")
+    assert second == f"the workers of generation 1 {lost.replace('2', '4')}"
+    assert re.fullmatch(r"restart 2 of the workers follows in [01]\.\d s", wait)
+    assert re.fullmatch(
+        r"generation 2 begins with new workers, [23]\.\d s after the loss; ready after [23]\.\d s: Starting 2\.0", last
+    )

@@ -29,7 +29,7 @@ class Held:
         self.seen: list[str] = []
         self.moved: list[str] = []
         self.served: Callable[[], None] = self.done
-        core.parts.roster._remains = lambda: ("segment s",) if self.held else ()
+        core.parts.roster.reclaiming.remains = lambda: ("segment s",) if self.held else ()
         meanwhile = core._rebirth.meanwhile
         meanwhile.serve = self._serve
         meanwhile.move = self._move

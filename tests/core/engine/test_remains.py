@@ -168,6 +168,15 @@ def test_it_is_waited_for_until_nothing_is_left() -> None:  # T14, T15
     assert held.supervision.book.entries()[0].record.finished
 
 
+@pytest.mark.parametrize(("seconds", "lines"), [(0.5, 0), (20.0, 1)])
+def test_what_is_waited_for_is_said_once(caplog: pytest.LogCaptureFixture, seconds: float, lines: int) -> None:
+    held = Held(free_at=100.0 + seconds)
+    assert held.clock.time == 100.0
+    held.roster.reclaim(30.0)
+    told = "what its last worker had taken is not free yet, and is waited for, for 30 s at most"
+    assert caplog.messages == [f"group-0/rank-0/cpu:0: {told}: manifest: Pending (segment s)"] * lines
+
+
 def test_a_slot_that_is_not_free_in_time_is_quarantined_and_said_so() -> None:
     held = Held(free_at=200.0)
     with pytest.raises(NoWayBack) as caught:
@@ -177,4 +186,11 @@ def test_a_slot_that_is_not_free_in_time_is_quarantined_and_said_so() -> None:
         "manifest: Pending (segment s)"
     )
     assert held.said() == ("Reclaiming", "False", "Quarantined: manifest: Pending (segment s)")
+    (status,) = held.roster.statuses()
+    assert (status.reason, status.message) == ("Quarantined", "not free after 30 s: manifest: Pending (segment s)")
+    at = held.clock.time
+    held.roster.stop(held, 400.0)  # type: ignore[arg-type]  # as the engine's end does
+    held.roster.reclaim(10.0)
+    assert held.clock.time == at, "it is not waited for once more"
+    assert held.roster.statuses() == (status,)
     assert held.supervision.book.num_illegal == 0

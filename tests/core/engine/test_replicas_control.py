@@ -45,7 +45,9 @@ def test_what_groups_say_is_put_together() -> None:
         "b": "group 0: x; group 1: y",
         "c": "group 1: z",
     }
-    assert merged([{"unfinished": "1"}, {"unfinished": "0"}, {"unfinished": "4"}]) == {"unfinished": "5"}
+    counts = [{"kv": "1 of 64 in use", "n": "2"}, {"kv": "0 of 64 in use", "n": "2"}, {"kv": "9 of 32 in use"}]
+    assert merged(counts, counts=("kv", "n")) == {"kv": "10 of 160 in use", "n": "4"}
+    assert merged([{"n": "1 x"}, {"n": "1 y"}], [0, 2], ("n",)) == {"n": "group 0: 1 x; group 2: 1 y"}
     one = FakeEngine().core.stats()
     assert summed([one, one]).scheduler.num_blocks == 2 * one.scheduler.num_blocks
     same = [EngineDead("the engine is closed"), EngineDead("the engine is closed")]
@@ -61,7 +63,7 @@ def test_a_control_is_done_by_one_group_after_the_other() -> None:
     assert not done.done()
     answers.futures[1].set_result(ControlDone(values=(b"b",), facts={"freed": "2 GiB", "level": "1"}))
     assert done.result(0) == ControlDone(
-        values=(b"a", b"b"), facts={"freed": "group 0: 1 GiB; group 1: 2 GiB", "level": "1"}
+        values=(b"a", b"b"), facts={"freed": "group 0: 1 GiB; group 2: 2 GiB", "level": "1"}
     )
 
 

@@ -163,6 +163,19 @@ def test_a_hang_and_a_wait_are_said() -> None:
     assert waits is not None
     assert (hung.truth, hung.reason, hung.message) == ("False", "Hung", "rank 0 has been in execute_model for 9 s")
     assert waits.message == "restart 3 follows in 4 s: rank 0 has been in execute_model"
+    group.roster.waited()
+    over = group.both[0].condition(BACK_OFF)
+    assert over is not None
+    assert (over.truth, over.reason, over.message) == ("False", "Over", "")
+
+
+def test_its_lines_in_the_log_name_it_where_there_are_others() -> None:
+    group = Group()
+    assert group.roster.label == ""
+    Roster(group.supervision, slots_of(TWO, "cpu"), fake_runtime(group.clock).entropy)  # of a swap: the same group
+    assert group.roster.label == ""
+    Roster(group.supervision, slots_of(WorldPlan(), "cpu"), fake_runtime(group.clock).entropy)
+    assert group.roster.label == "group 3: "
 
 
 def test_a_rank_that_is_late_is_degraded_until_its_answer_comes() -> None:

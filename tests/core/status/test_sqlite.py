@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.interfaces import StatusConflict, StatusSinkContext
-from enginebay.messages import Phase, Slot, StatusRecord
+from enginebay.messages import Condition, Phase, Slot, StatusRecord, Truth
 from enginebay.status import SinkSync, StatusBook
 from enginebay.status.sinks import _schema
 from enginebay.status.sinks.sqlite import SqliteSink, SqliteSinkOptions, read_history
@@ -73,6 +73,27 @@ def test_history_is_kept_and_bounded(path: Path) -> None:
     sink.close()
     assert [row.version for row in read_history(path, limit=2)] == [7, 8]
     assert read_history(path.with_name("none")) == []
+
+
+def test_history_says_nothing_twice(path: Path) -> None:
+    """What has changed of a record may be nothing that a row has: what a worker's end waits for, say."""
+    book = StatusBook(now=lambda: 0.0, wall=lambda: 1000.0, lock=nullcontext(), sinks=["sqlite"])
+    sink = _sink(path)
+    sync = SinkSync("sqlite", sink, book, now=lambda: 0.0, draw=lambda: 0.0)
+    book.set(status(Phase.READY))
+    sync.tick(full=True)
+    book.terminate("a", signal=9)
+    for number in range(3):
+        book.set_condition("a", Condition(kind="Reclaimed", truth=Truth.FALSE, message=str(number)))
+        sync.tick(full=True)
+        held = sink.read(SLOT)
+        assert held is not None
+        assert held.record.status.condition("Reclaimed").message == str(number)  # type: ignore[union-attr]  # it has one
+    book.advance("a", Phase.RECLAIMING, reason="Quarantined", message="not free")
+    sync.tick(full=True)
+    rows = [(row.phase, row.reason) for row in read_history(path)]
+    assert rows == [("Ready", ""), ("Reclaiming", "Exited"), ("Reclaiming", "Quarantined")]
+    sink.close()
 
 
 @pytest.mark.parametrize("late", list(itertools.product([False, True], repeat=2)))

@@ -30,8 +30,8 @@ class Pipe:
 
     def __init__(self) -> None:
         self.reads, self.writes = os.pipe()
-        self.lines = Lines()
-        self.reader = LogReader(self.reads, 1, self.lines)  # type: ignore[arg-type]  # the part that is called
+        self.lines, self.now = Lines(), 100.0
+        self.reader = LogReader(self.reads, 1, self.lines, lambda: self.now)  # type: ignore[arg-type]  # the part that is called
 
     def close(self) -> None:
         os.close(self.reads)
@@ -138,3 +138,12 @@ def test_a_stderr_that_is_gone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> N
     for stream in (None, closed):
         monkeypatch.setattr("sys.stderr", stream)
         logs._write("text\n")
+
+
+def test_a_line_that_is_old_says_how_old_it_is(pipe: Pipe) -> None:
+    for text, seconds in ((b"captured\n", 60.0), (b"no memory\n", 1.0)):
+        os.write(pipe.writes, text)
+        assert pipe.reader.read()
+        pipe.now += seconds
+    assert pipe.reader.last_lines == ("(61 s before) captured", "no memory")
+    assert pipe.lines.got == ["[rank 1] captured", "[rank 1] no memory"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Final, TypeVar
 
@@ -37,22 +38,51 @@ _BY_ALL = (AbortTensors, Resume, StopProfile)
 """What undoes something: it is done by the others also where one could not."""
 
 
-_SUMMED: Final = frozenset({"unfinished", "moved"})
-"""Facts that are numbers, of which the engine's is the sum."""
+_COUNTS: Final = frozenset(
+    {
+        "unfinished",
+        "running",
+        "waiting",
+        "steps",
+        "committed_tokens",
+        "finished",
+        "moved",
+        "kv_blocks",
+        "prefix_hits",
+        "restarted",
+    }
+)
+"""Facts that count something. The engine's are the sums, number by number: ``7 of 364 in use`` of each is of 728."""
+
+_NUMBER: Final = re.compile(r"(\d+)")
 
 
-def merged(values: Sequence[dict[str, str]]) -> dict[str, str]:
-    """What all groups say, by name; where they differ, each with its number: ``group 0: a; group 1: b``."""
-    names = dict.fromkeys(name for one in values for name in one)
+def merged(
+    values: Sequence[Mapping[str, str]], groups: Sequence[int] | None = None, counts: Collection[str] = ()
+) -> dict[str, str]:
+    """What all groups say, by name; where they differ, each with its number: ``group 0: a; group 1: b``.
+
+    ``groups``: their numbers, where these are not 0, 1, …; of the names in ``counts`` it is the sum.
+    """
+    groups = range(len(values)) if groups is None else groups
     result = {}
-    for name in names:
-        said = [one.get(name, "") for one in values]
-        if name in _SUMMED:
-            result[name] = str(sum(map(int, filter(None, said))))
-            continue
-        alike = len(set(said)) == 1
-        result[name] = said[0] if alike else "; ".join(f"group {i}: {value}" for i, value in enumerate(said) if value)
+    for name in dict.fromkeys(name for one in values for name in one):
+        said = {group: one[name] for group, one in zip(groups, values, strict=True) if one.get(name)}
+        if name in counts and (total := _sum(list(said.values()))) is not None:
+            result[name] = total
+        elif len(said) == len(values) and len(set(said.values())) == 1:
+            result[name] = said[groups[0]]
+        else:
+            result[name] = "; ".join(f"group {group}: {value}" for group, value in said.items())
     return result
+
+
+def _sum(said: Sequence[str]) -> str | None:
+    """These texts with their numbers added up; None: they are not alike."""
+    parts = [_NUMBER.split(one) for one in said]
+    if len({tuple(one[::2]) for one in parts}) != 1:
+        return None
+    return "".join(one[0] if i % 2 == 0 else str(sum(map(int, one))) for i, one in enumerate(zip(*parts, strict=True)))
 
 
 def summed(stats: Sequence[EngineStats]) -> EngineStats:
@@ -185,7 +215,7 @@ class ControlInTurn(Future[ControlDone]):
                 return
             answers = _values(self._runtime, self._parts)
             values = tuple(value for one in answers for value in one.values)
-            facts = {**merged([one.facts for one in answers]), **self._facts}
+            facts = {**merged([one.facts for one in answers], self._groups, _COUNTS), **self._facts}
             self.set_result(ControlDone(values=values, facts=facts, health=_together(answers, self._lost)))
         except InvalidStateError:  # two parts ended at the same time, and the other was first
             return

@@ -64,7 +64,7 @@ def lay_ground(
     here = not able.multi_node or able.every_rank_schedules
     devices = plan.runner.plugin.capabilities.devices
     slots = slots_of(plan.world, device_of_slots(plan.config.device.kind, devices, here=here))
-    probes = Probes(runtime, hooks)
+    probes = Probes(runtime, hooks, supervision.faults_of_probes)
     roster = Roster(supervision, slots, runtime.entropy, folder.remains, here=here, probes=probes)
 
     def record(kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None:

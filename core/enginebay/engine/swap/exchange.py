@@ -128,8 +128,9 @@ class Exchange:
         self._settle(name)
         generation = self._parts.generation.current + 1
         if why:
-            _log.info("%s: the old workers go before the new ones come: %s", name, why)
+            _log.info("%s%s: the old workers go before the new ones come: %s", self._label, name, why)
             with self._or_die, self._rebirth.meanwhile.on_purpose(self._parts.watch):
+                self._rebirth.give_way()
                 rebuild.retire()
         try:
             with ExitStack() as serving, self._not_in_force():
@@ -163,9 +164,9 @@ class Exchange:
                 with self._rebirth.meanwhile.on_purpose(old, move=False):
                     rebuild.retire()
         except (NoWayBack, EngineDead) as error:
-            _log.warning("%s: the workers of before have ended, but not all is free: %s", name, error)
+            _log.warning("%s%s: the workers of before have ended, but not all is free: %s", self._label, name, error)
         except Exception as error:  # the new parts are in force: an executor that is gone cannot take that back
-            _log.warning("%s: stopping the workers of before failed: %s", name, in_words(error))
+            _log.warning("%s%s: stopping the workers of before failed: %s", self._label, name, in_words(error))
         finally:
             rebuild.leave()
 
@@ -176,11 +177,15 @@ class Exchange:
             with self._rebirth.meanwhile.on_purpose(others.watch, move=False):
                 others.rebuild.retire()
         except (NoWayBack, EngineDead) as error:
-            _log.warning("the new workers have ended, but not all is free: %s", error)
+            _log.warning("%sthe new workers have ended, but not all is free: %s", self._label, error)
         except Exception as error:  # why they are given up is what is told
-            _log.warning("stopping the new workers failed: %s", in_words(error))
+            _log.warning("%sstopping the new workers failed: %s", self._label, in_words(error))
         finally:
             others.rebuild.leave()
+
+    @property
+    def _label(self) -> str:
+        return self._parts.roster.label
 
     def _live(self) -> list[EngineRequest]:
         return [row.request() for row in self._requests.ledger]

@@ -113,7 +113,8 @@ class SqliteSink(StatusSink[SqliteSinkOptions]):
                 raise StatusConflict(held)
             row = _Row(inc, int(held.tag) + 1 if held else 1, msgspec.json.encode(record))
             self._put(connection, slot, row)
-            self._note(connection, self.context.engine, record, str(record.status.phase), record.status.reason)
+            if held is None or _shown(held.record) != _shown(record):  # else the history would say it twice
+                self._note(connection, self.context.engine, record, str(record.status.phase), record.status.reason)
             return row
 
         self._held[slot] = row = self._do(put)
@@ -277,6 +278,12 @@ def _held(connection: sqlite3.Connection, engine: str, slot: Slot) -> Stored | N
     with suppress(msgspec.DecodeError):  # nothing that anybody could compare with: it is written anew
         return None if row is None else _stored(*row)
     return None
+
+
+def _shown(record: StatusRecord) -> tuple[object, ...]:
+    """What a row of the history has of it, beside its time and its number."""
+    one = record.status
+    return one.incarnation.id, one.phase, one.reason, one.message, one.exit_code, one.signal
 
 
 def _stored(tag: int, record: bytes) -> Stored:

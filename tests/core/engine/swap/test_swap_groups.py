@@ -65,7 +65,7 @@ def test_a_group_that_is_restarted_is_passed_over(make_groups: Callable[..., Gro
     until(lambda: all(sink.ended() for sink in sinks))
     assert [one.core.stats().finished for one in groups.engines] == [0, 6]
     starts.set()
-    assert done.result(20).facts == {"restarted": "1"}
+    assert done.result(20).facts == {"restarted": "2"}
     again = [Sink() for _ in range(2)]
     for number, sink in enumerate(again):
         groups.set.add_request(ask(f"s{number}"), sink)
