@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from enginebay import LLM, SamplingParams, hookspecs
+from enginebay.interfaces import Reclaim
+from enginebay.messages import Incarnation, Slot, WorkerStatus
 from support.fake_dist import fake_site
 from support.fake_engines import install
 from support.repository import ROOT
@@ -31,6 +35,21 @@ def test_what_the_page_builds_knows_what_the_cache_holds(
                 cached = llm.stats().scheduler.num_cached_blocks
             assert cached > 2
             assert capsys.readouterr().out == f"ended: {{'stop': 2}}, blocks: {{0: {cached}}}\n"
+
+
+def test_its_probe_says_what_a_worker_holds(tmp_path: Path) -> None:
+    [source] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    module: dict[str, Any] = {}
+    exec(compile(source, "docs/extensions.md", "exec"), module)
+    probe = module["Seats"](tmp_path).enginebay_probe_reclaim
+    incarnation = Incarnation(id="a")
+    worker = WorkerStatus(slot=Slot(group=0, rank=0), incarnation=incarnation)
+    assert probe(worker) is None
+    worker = replace(worker, incarnation=replace(incarnation, pid=77))
+    (tmp_path / "77").touch()
+    assert [found.verdict for found in probe(worker)] == [Reclaim.PENDING]
+    (tmp_path / "77").unlink()
+    assert [found.verdict for found in probe(worker)] == [Reclaim.RECLAIMED]
 
 
 def test_every_hook_stands_there() -> None:

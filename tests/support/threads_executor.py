@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -16,7 +17,9 @@ from enginebay.interfaces import (
     ExecutorContext,
     ExecutorHealth,
     ExecutorPlugin,
+    Finding,
     NoOptions,
+    Reclaim,
     StartResult,
     StartSpec,
 )
@@ -79,6 +82,8 @@ class Threads(Executor[NoOptions]):
             end = End(theirs)
             self._ends.append(spawn("threads-worker", lambda payload=payload, end=end: serve(payload, end)))
             spawn("threads-reader", lambda line=ours, take=take: read(line, take))
+        lines = list(self.lines.values())
+        self.context.record_resource("lines", str(len(lines)), lambda: seen(all(line.is_closed for line in lines)))
         return StartResult(workers=tuple(workers))
 
     def taker(self, rank: int) -> Callable[[int, int, bytes], None]:
@@ -118,6 +123,11 @@ class Threads(Executor[NoOptions]):
 def read(line: Channel, take: Callable[[int, int, bytes], None]) -> None:
     while (frame := line.receive(None)) is not None:
         take(*decode_reply(frame))
+
+
+def seen(free: bool) -> Finding:
+    verdict = Reclaim.RECLAIMED if free else Reclaim.PENDING
+    return Finding(what="lines", verdict=verdict, reason="" if free else "not all are closed")
 
 
 def failure(rank: int, kind: str = WorkerLost.__name__) -> WorkerFailure:
@@ -231,6 +241,48 @@ class KeepsItsWorkers(Threads):
         self.calls.close(lambda rank: failure(rank, EngineDead.__name__))
 
 
+class IsNeverFree(Threads):
+    """Its probe says for ever that something is held."""
+
+    def start(self, spec: StartSpec) -> StartResult:
+        self.context.record_resource("seat", "7", lambda: seen(False))
+        return super().start(spec)
+
+
+class RaisesInItsProbe(Threads):
+    """Its probe is broken."""
+
+    def start(self, spec: StartSpec) -> StartResult:
+        self.context.record_resource("seat", "7", lambda: seen(bool({}["free"])))
+        return super().start(spec)
+
+
+class SaysAWord(Threads):
+    """Its probe says something else than probes do."""
+
+    def start(self, spec: StartSpec) -> StartResult:
+        self.context.record_resource("seat", "7", lambda: Finding(what="seat", verdict="free"))  # type: ignore[arg-type]  # the fault under test
+        return super().start(spec)
+
+
+class HangsInItsProbe(Threads):
+    """Its probe waits for the next start."""
+
+    def start(self, spec: StartSpec) -> StartResult:
+        self.let_go = threading.Event()
+        let_go = self.let_go
+        self.context.record_resource("seat", "7", lambda: seen(let_go.wait()))
+        return super().start(spec)
+
+
+class GivesItsProbeOnce(Threads):
+    """Gives its probe when it is made, and so none to its second workers."""
+
+    def __init__(self, context: ExecutorContext[NoOptions]) -> None:
+        super().__init__(context)
+        context.record_resource("seat", "7", lambda: seen(True))
+
+
 class NamesNobody(Threads):
     """A start that fails does not say on which rank."""
 
@@ -246,6 +298,7 @@ EVERY = {
     for one in (
         *(Threads, Blocks, AnswersTheNext, AsksOneRank, LosesFailures, SwapsCalls, AsksAll, CutsMessages),
         *(ForgetsWhoWaits, KeepsItsWorkers, NamesNobody),
+        *(IsNeverFree, RaisesInItsProbe, SaysAWord, HangsInItsProbe, GivesItsProbeOnce),
     )
 }
 

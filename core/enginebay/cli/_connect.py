@@ -20,6 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 ANY = ""
 """What ``--connect`` without a value stands for: the only engine of this user."""
 
+SLOW_AFTER = 1.0
+"""Seconds after which it is said what an engine is waited for: most of what it refuses it has refused by then."""
+
 _HEADING = "An engine that runs already"
 _LOOK_SECONDS = 1.0
 
@@ -73,14 +76,28 @@ def remote(address: str | None, keys: Path | None) -> Iterator[RemoteClient]:
         client.stop()
 
 
-def ask(client: RemoteClient, command: Control) -> ControlDone:
-    """What the engine answers; waits as long as it is there."""
+def ask(client: RemoteClient, command: Control, *, slow: str = "") -> ControlDone:
+    """What the engine answers; waits as long as it is there, and says ``slow`` once when that takes long."""
     from enginebay.runtime import system_runtime
 
     runtime = system_runtime()
     answer = client.control(command)
+    seconds = SLOW_AFTER if slow else _LOOK_SECONDS
     while True:
         try:
-            return runtime.wait(answer, runtime.clock.now() + _LOOK_SECONDS)
+            return runtime.wait(answer, runtime.clock.now() + seconds)
         except TimeoutError:
             client.check_alive()
+        if slow:
+            click.echo(slow, err=True)
+        slow, seconds = "", _LOOK_SECONDS
+
+
+def ask_change(client: RemoteClient, command: Control, *, slow: str = "") -> ControlDone:
+    """As ``ask``, for a change of the engine. What it cannot be is a fault of the command line: ``ConfigError``."""
+    from enginebay.errors import ConfigError, InvalidRequest
+
+    try:
+        return ask(client, command, slow=slow)
+    except InvalidRequest as error:  # its code is that of a request of a batch, of which there is none
+        raise ConfigError(str(error)) from error

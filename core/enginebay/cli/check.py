@@ -44,7 +44,7 @@ def command(config: Path | None, sets: tuple[str, ...], probe: bool, as_json: bo
     resolved = resolve(config, sets)
     planned = plan(resolved, host)
     loaded = _loaded(planned, host)
-    in_force = {item.name: item for item in planned.in_force}
+    in_force = {item.name: item for item in (*planned.in_force, *_history(planned))}
     told: dict[str, Any] = {}
     if probe:
         from enginebay.cli._probe import probe as bring_up
@@ -60,6 +60,17 @@ def command(config: Path | None, sets: tuple[str, ...], probe: bool, as_json: bo
         parts += ["", "seconds", *columns([(name, f"{took:.2f}") for name, took in told["seconds"].items()])]
     files = columns([(f"{one['kind']} {one['name']}", one["package"], one["file"]) for one in loaded])
     click.echo(printable("\n".join([*parts, "", "loaded from", *files])))
+
+
+def _history(planned: Plan) -> Iterable[InForce]:
+    """The row of the sqlite sink with the file that it takes where the config names none, for that of the plan."""
+    from enginebay.status.sinks.sqlite import SqliteSinkOptions
+
+    rows = {item.name: item for item in planned.in_force}
+    for one in planned.status_sinks:
+        if isinstance(one.options, SqliteSinkOptions) and one.options.path is None:
+            row = rows[f"status sink {one.plugin.name}"]
+            yield InForce(row.name, row.value.replace("path = unset", f"path = {one.options.file}", 1), row.why)
 
 
 def _told(told: dict[str, Any]) -> Iterable[InForce]:

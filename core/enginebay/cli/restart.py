@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from enginebay.cli._connect import ask, keys_option, remote
+from enginebay.cli._connect import ask_change, keys_option, remote
 from enginebay.cli._grouped import GroupedCommand
 
 
@@ -20,7 +20,8 @@ def command(address: str | None, rolling: bool, keys: Path | None) -> None:
     While a group's workers start, its requests wait, and new ones go to the other groups. Nothing is lost, and no
     restart is counted.
 
-    Exit codes: 0, 2 when it is refused, 4 when the workers do not start again, 70 when no engine answers.
+    Exit codes: 0, 1 when it cannot be now (ask again later), 2 when it is refused, 4 when the workers do not start
+    again, 70 when no engine answers.
 
     \b
     Examples:
@@ -29,6 +30,5 @@ def command(address: str | None, rolling: bool, keys: Path | None) -> None:
     from enginebay.messages import RestartWorkers
 
     with remote(address, keys) as client:
-        click.echo("starting the workers anew: this takes as long as a start", err=True)
-        ask(client, RestartWorkers())
+        ask_change(client, RestartWorkers(), slow="starting the workers anew: this takes as long as a start")
     click.echo("the workers were started anew", err=True)

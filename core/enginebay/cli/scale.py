@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from enginebay.cli._connect import ask, keys_option, remote
+from enginebay.cli._connect import ask_change, keys_option, remote
 from enginebay.cli._grouped import GroupedCommand
-from enginebay.cli.swap import show
+from enginebay.cli.swap import STARTING, show
 
 
 @click.command("scale", cls=GroupedCommand)
@@ -33,7 +33,8 @@ def command(
     It is refused when a request that runs would not fit into the KV cache that there is then. More copies are started
     beside those that run, which serve meanwhile.
 
-    Exit codes: 0, 2 when it is refused, 3 when the workers do not start, 70 when no engine answers.
+    Exit codes: 0, 1 when it cannot be now (ask again later), 2 when it is refused, 3 when the workers do not start, 70
+    when no engine answers.
 
     \b
     Examples:
@@ -51,5 +52,4 @@ def command(
         exclusive=exclusive,
     )
     with remote(address, keys) as client:
-        click.echo("starting other workers: this takes as long as a start", err=True)
-        show(ask(client, asked).facts)
+        show(ask_change(client, asked, slow=STARTING).facts)

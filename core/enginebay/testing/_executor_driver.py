@@ -16,8 +16,6 @@ from enginebay.interfaces import (
     Executor,
     ExecutorContext,
     ExecutorPlugin,
-    Finding,
-    RecordResource,
     StartResult,
     StartSpec,
     WorkerExit,
@@ -44,6 +42,7 @@ from enginebay.messages import (
 from enginebay.plugins import PluginHost
 from enginebay.runfolder import LazyRunFolder
 from enginebay.runtime import system_runtime
+from enginebay.testing._executor_probes import GivenProbes
 from enginebay.testing.fakes import FAKE_RUNNER, KIT, fake_model, fake_token
 from enginebay.transport import encode, encode_start_payload, unwrap
 
@@ -91,6 +90,7 @@ class ExecutorDriver:
         self._step = 0
         self._runner_options = {"gate": str(self.gate), "closed": str(self.closed)}
         self.run_folder = LazyRunFolder()
+        self.probes = GivenProbes(self.runtime)
         loaded = PluginHost().load_executor(name, dict(options or {}))
         self.plugin: ExecutorPlugin[Any] = loaded.plugin
         self.executor: Executor[Any] | None = self.plugin.factory(
@@ -103,7 +103,7 @@ class ExecutorDriver:
                 generation=lambda: self.generation,
                 worker_exited=self.exits.append,
                 call_timeout=patience,
-                record_resource=_recorder(self.run_folder),
+                record_resource=self.probes.recorder(self.run_folder),  # knows nothing of this driver
                 run_folder=self.run_folder.path,
             )
         )
@@ -223,6 +223,11 @@ class ExecutorDriver:
         """Stop the executor by that many seconds from now."""
         self._live().stop(self.deadline(seconds))
 
+    def drop(self) -> None:
+        """Let go of the executor, and of its probes, which may hold it."""
+        self.executor = None
+        self.probes.forget()
+
     def wait_until(self, true: Callable[[], bool], otherwise: str) -> None:
         """Wait for something to become true; ``otherwise`` is what is said when it does not."""
         until = time.monotonic() + self.patience
@@ -244,15 +249,6 @@ class ExecutorDriver:
     def _live(self) -> Executor[Any]:
         assert self.executor is not None, "the executor was dropped"
         return self.executor
-
-
-def _recorder(folder: LazyRunFolder) -> RecordResource:
-    """It knows nothing of the driver: an executor that has it must not keep whoever drops the executor."""
-
-    def record(kind: str, name: str, probe: Callable[[], Finding] | None = None) -> None:
-        folder.record(kind, name)
-
-    return record
 
 
 def is_there(pid: int) -> bool:

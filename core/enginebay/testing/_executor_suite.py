@@ -63,8 +63,10 @@ class ExecutorSuite(SeveralRanks, Faults):
     def test_start_and_stop_and_start_again(self, driver: ExecutorDriver) -> None:  # X13
         driver.ready()
         driver.run_step()
+        probed = driver.probes.kinds
         driver.stop()
         driver.wait_until_closed()
+        driver.probes.wait_until_free(driver.patience)
         driver.stop()
         assert driver.executor is not None
         assert not driver.executor.health().alive
@@ -72,6 +74,7 @@ class ExecutorSuite(SeveralRanks, Faults):
             driver.generation += 1
             driver.ready()
             driver.run_step()
+            assert driver.probes.kinds == probed, "probes are of one start's workers: each start gives them"
         assert driver.exits == []  # a stop that was asked for is no loss
 
     def test_stop_before_any_start(self, driver: ExecutorDriver) -> None:  # X13
@@ -153,7 +156,7 @@ class ExecutorSuite(SeveralRanks, Faults):
     def test_dropping_the_last_reference_ends_the_worker(self, driver: ExecutorDriver) -> None:  # X13
         driver.ready()
         driver.run_step()
-        driver.executor = None
+        driver.drop()
         gc.collect()
         driver.wait_until_gone()
         if not driver.processes:

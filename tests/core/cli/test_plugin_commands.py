@@ -267,6 +267,22 @@ def test_check_shows_the_status_sinks(parts: FakeSite) -> None:
     assert told("status.sinks=[]") == [("status sinks", "none", "--set")]
 
 
+def test_check_says_which_file_the_sqlite_sink_takes(
+    parts: FakeSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts.status_sink("kept", options="from enginebay.status.sinks.sqlite import SqliteSinkOptions as Opts")
+    monkeypatch.setenv("ENGINEBAY_STATE", str(tmp_path))
+
+    def told(*sets: str) -> str:
+        words = [word for one in ('status.sinks=["kept"]', *sets) for word in ("--set", one)]
+        rows = json.loads(run("check", "--json", *words).stdout)["in_force"]
+        [value] = [row["value"] for row in rows if row["name"] == "status sink kept"]
+        return str(value)
+
+    assert told() == f"path = {tmp_path / 'status.sqlite3'}, history = 10000"
+    assert told("status.kept.path=/elsewhere/s.db").startswith("path = /elsewhere/s.db, ")
+
+
 @pytest.mark.parametrize(
     ("sets", "said"),
     [

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from enginebay.cli import group
-from enginebay.errors import CapabilityError, InvalidRequest, PluginNotFound
+from enginebay.cli import _connect, group
+from enginebay.errors import CapabilityError, ConfigError, EngineBusy, PluginNotFound
+from enginebay.messages import Sleep
 from support.fake_engines import ENGINEBAY, Installed
 from support.served import Serving, serve
 
@@ -25,7 +26,19 @@ def said(*arguments: str) -> Result:
     return CliRunner().invoke(group, list(arguments))
 
 
-def test_a_swap_says_what_is_in_force_now(serving: Serving) -> None:  # R9
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is quick."""
+    monkeypatch.setattr(_connect, "SLOW_AFTER", 0.0)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer is, on a busy machine too."""
+    monkeypatch.setattr(_connect, "SLOW_AFTER", 60.0)
+
+
+def test_a_swap_says_what_is_in_force_now(serving: Serving, slow: None) -> None:  # R9
     done = said("swap", "scheduler=priority", "--address", serving.address)
     assert (done.exit_code, done.stdout) == (0, "  scheduler   priority\n  generation  1\n")
     assert serving.front.in_force["scheduler"] == "priority"
@@ -40,17 +53,45 @@ def test_a_swap_says_what_is_in_force_now(serving: Serving) -> None:  # R9
 
 def test_a_swap_that_is_refused(serving: Serving) -> None:
     assert isinstance(said("swap", "scheduler=nope", "--address", serving.address).exception, PluginNotFound)
-    refused = said("swap", "--set", "model.path=x", "--address", serving.address).exception
-    assert isinstance(refused, InvalidRequest)
     done = said("swap", "model=other")
     assert done.exit_code == 2
     assert "'model=other' is none of scheduler=NAME, runner=NAME, executor=NAME" in done.stderr
+    done = said("swap", serving.address)
+    assert done.exit_code == 2
+    assert "name what to change: scheduler=NAME, runner=NAME, executor=NAME, --set KEY=VALUE" in done.stderr
 
 
-def test_scale(serving: Serving) -> None:
-    refused = said("scale", "--tensor-parallel", "2", serving.address).exception
-    assert isinstance(refused, CapabilityError)
-    assert "executor 'uni' runs one worker" in str(refused)
+@pytest.mark.parametrize("key", ["cache.num_blocks=5", "model.path=x", "scheduler.use=fair"])
+def test_a_key_that_no_swap_changes_ends_with_2(serving: Serving, key: str) -> None:
+    refused = said("swap", "--set", key, serving.address).exception
+    assert isinstance(refused, ConfigError)
+    assert refused.exit_code == 2
+    assert key.partition("=")[0] in str(refused)
+
+
+def test_what_cannot_be_now_ends_with_1(serving: Serving, quick: None) -> None:
+    """The same may be asked again, and there is nothing to mend."""
+    serving.front.client.control(Sleep(level=1)).result(60)
+    for command in (["swap", "runner.options.announce=2"], ["restart"]):
+        sets = ["--set"] if command[0] == "swap" else []
+        busy = said(command[0], *sets, *command[1:], serving.address).exception
+        assert isinstance(busy, EngineBusy)
+        assert busy.exit_code == 1
+
+
+def test_a_swap_takes_the_address_as_the_other_commands_do(serving: Serving) -> None:
+    done = said("swap", serving.address, "scheduler=priority")
+    assert (done.exit_code, done.stdout) == (0, "  scheduler   priority\n  generation  1\n")
+    done = said("swap", "scheduler=priority", serving.address, "--address", "ipc:///other")
+    assert done.exit_code == 2
+    assert f"there is one ADDRESS, and not 'ipc:///other' and '{serving.address}'" in done.stderr
+
+
+def test_scale(serving: Serving, quick: None) -> None:
+    done = said("scale", "--tensor-parallel", "2", serving.address)
+    assert isinstance(done.exception, CapabilityError)
+    assert "executor 'uni' runs one worker" in str(done.exception)
+    assert done.stderr == ""  # nothing was started
     done = said("scale", serving.address)
     assert (done.exit_code, done.stderr.splitlines()[-1]) == (
         2,
@@ -58,7 +99,7 @@ def test_scale(serving: Serving) -> None:
     )
 
 
-def test_restart(serving: Serving) -> None:
+def test_restart(serving: Serving, slow: None) -> None:
     done = said("restart", "--rolling", serving.address)
     said_of_it = "starting the workers anew: this takes as long as a start\nthe workers were started anew\n"
     assert (done.exit_code, done.stderr) == (0, said_of_it)

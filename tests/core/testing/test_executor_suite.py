@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from enginebay.testing._executor_base import end
 from enginebay.testing._executor_driver import ExecutorDriver
 from enginebay.testing._offer import offer
 from enginebay.testing.fakes import FAKE_RUNNER, KIT_EXTENSION
-from support.threads_executor import EVERY
+from support.threads_executor import EVERY, HangsInItsProbe
 
 FAKES = "enginebay.testing.fakes"
 FOUND = (AssertionError, pytest.fail.Exception, TimeoutError, EnginebayError)
@@ -54,8 +56,17 @@ BROKEN = {
 }
 
 
+BROKEN_PROBES = {
+    "isneverfree": "seat 7 is held after the stop: not all are closed",
+    "raisesinitsprobe": "the probe of seat 7 raised KeyError: 'free'",
+    "saysaword": "the probe of seat 7 has the verdict 'free', which is none",
+    "hangsinitsprobe": "the probe of seat 7 does not return",
+    "givesitsprobeonce": "each start gives them",
+}
+
+
 def test_every_broken_one_has_its_check() -> None:
-    assert set(BROKEN) == set(EVERY) - {"threads"}
+    assert {*BROKEN, *BROKEN_PROBES} == set(EVERY) - {"threads"}
 
 
 def run(check: str, driver: ExecutorDriver) -> None:
@@ -76,10 +87,27 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_one_is_found(installed: None, tmp_path: Path, name: str) -> None:
-    driver = ExecutorDriver(name, tmp_path / "driver", patience=1.0, world_size=2, extensions=(KIT_EXTENSION,))
+    with impatient(name, tmp_path) as driver, pytest.raises(FOUND):
+        run(BROKEN[name], driver)
+
+
+@pytest.mark.parametrize("name", BROKEN_PROBES)
+def test_a_broken_probe_is_found(installed: None, tmp_path: Path, name: str) -> None:
+    with impatient(name, tmp_path) as driver:
+        try:
+            with pytest.raises(AssertionError, match=re.escape(BROKEN_PROBES[name])):
+                run("test_start_and_stop_and_start_again", driver)
+        finally:
+            if isinstance(driver.executor, HangsInItsProbe):
+                driver.executor.let_go.set()
+
+
+@contextmanager
+def impatient(name: str, folder: Path) -> Iterator[ExecutorDriver]:
+    """A driver of one whose workers are threads, which end with it."""
+    driver = ExecutorDriver(name, folder / "driver", patience=1.0, world_size=2, extensions=(KIT_EXTENSION,))
     try:
-        with pytest.raises(FOUND):
-            run(BROKEN[name], driver)
+        yield driver
     finally:
         driver.gate.touch()
         for line in driver.executor.lines.values():  # type: ignore[union-attr]  # all of them are threads

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from enginebay.errors import did_you_mean
 from enginebay.interfaces import Options
 
 __all__ = ["IN_WORKER", "NAME", "ON_ANSWERS", "ON_PROCESSES", "Fault", "FaultKind", "FaultOptions", "RandomFaults"]
@@ -66,6 +67,20 @@ class Fault(Options):
     ] = None
     seconds: Annotated[Seconds, Field(description="How long, or how much longer: see the kinds.")] = 1.0
     bytes: Bytes = 64 * _MIB
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_keys(cls, given: Any) -> Any:
+        """Else the list of what is known would be that of the section, and not of an entry of its script."""
+        known = sorted(cls.model_fields)
+        for key in given if isinstance(given, dict) else ():
+            if key not in known:
+                where = " (it stands beside the script)" if key in FaultOptions.model_fields else ""
+                raise ValueError(
+                    f"a fault of the script has no {key!r:.80}{where}.{did_you_mean(str(key), known)} "
+                    f"It has: {', '.join(known)}"
+                )
+        return given
 
     @model_validator(mode="after")
     def _has_one_time(self) -> Self:

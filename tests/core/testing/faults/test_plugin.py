@@ -75,6 +75,26 @@ def test_without_a_fault_it_wraps_nothing(in_force: Any) -> None:
                 'add "faults" to [worker] extensions'
             ),
         ),
+        (
+            {"script": [ONE | {"call": "any"}]},
+            {},
+            (
+                "the config given in code: extension 'faults' rejects [extensions.faults]: "
+                "script.0: a fault of the script has no 'call' (it stands beside the script). "
+                "It has: after_calls, after_seconds, bytes, kind, rank, replica, "
+                "seconds. Known options: call, random, script"
+            ),
+        ),
+        (
+            {"script": [ONE, {"kind": "kill", "after_call": 3}]},
+            {},
+            (
+                "the config given in code: extension 'faults' rejects [extensions.faults]: "
+                "script.1: a fault of the script has no 'after_call'. Did you mean 'after_calls'? "
+                "It has: after_calls, after_seconds, bytes, kind, rank, "
+                "replica, seconds. Known options: call, random, script"
+            ),
+        ),
     ],
 )
 def test_what_could_not_happen_is_refused(in_force: Any, options: Any, sections: Any, said: str) -> None:
