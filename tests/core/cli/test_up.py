@@ -130,7 +130,7 @@ def test_it_is_used_asked_and_stopped_from_the_command_line(fake: Installed, tmp
             "swap scheduler=nope: begun",
             "drain: begun",
             "drain: done after T",
-            "stop: asked for by a front end; unfinished requests are aborted",
+            "stop: asked for by a front end; nothing is unfinished",
             "stopped",
         ]
         gone = run("generate", "x", "--connect")

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from enginebay.errors import in_words
-from enginebay.messages import Control, ControlDone, Drain, RestartWorkers, Scale, Swap
+from enginebay.messages import Control, ControlDone, Drain, RestartWorkers, Resume, Scale, Swap
 from enginebay.runtime import Clock
 
 __all__ = ["Telling"]
@@ -19,10 +19,13 @@ class Telling:
     def __init__(self, tell: Callable[[str], None], clock: Clock) -> None:
         self._tell = tell
         self._clock = clock
+        self._drained = False
 
     def begun(self, command: Control) -> Callable[[Future[ControlDone]], None]:
         """Say that it begins; what is to be called when it has ended."""
         what = _named(command)
+        if isinstance(command, Drain | Resume):
+            self._drained = False
         if what is None:
             return lambda done: None
         self._tell(f"{what}: begun")
@@ -30,14 +33,25 @@ class Telling:
 
         def ended(done: Future[Any]) -> None:
             took = f"after {self._clock.now() - since:.1f} s"
-            error = done.exception()
-            self._tell(f"{what}: {f'done {took}' if error is None else f'refused or failed {took}: {in_words(error)}'}")
+            if (error := done.exception()) is not None:
+                self._tell(f"{what}: refused or failed {took}: {in_words(error)}")
+            elif left := _unfinished(command, done.result()):
+                self._tell(f"{what}: over {took}, and unfinished: {left}")
+            else:
+                self._drained = isinstance(command, Drain)
+                self._tell(f"{what}: done {took}")
 
         return ended
 
     def stopping(self) -> None:
         """Say that the engine's end was asked for."""
-        self._tell("stop: asked for by a front end; unfinished requests are aborted")
+        end = "nothing is unfinished" if self._drained else "unfinished requests are aborted"
+        self._tell(f"stop: asked for by a front end; {end}")
+
+
+def _unfinished(command: Control, done: ControlDone) -> int:
+    """How many requests a drain has left."""
+    return int(done.facts["unfinished"]) if isinstance(command, Drain) else 0
 
 
 def _named(command: Control) -> str | None:
