@@ -35,7 +35,7 @@ class Telling:
             took = f"after {self._clock.now() - since:.1f} s"
             if (error := done.exception()) is not None:
                 self._tell(f"{what}: refused or failed {took}: {in_words(error)}")
-            elif left := _unfinished(command, done.result()):
+            elif left := _unfinished(command, done.result(0)):
                 self._tell(f"{what}: over {took}, and unfinished: {left}")
             else:
                 self._drained = isinstance(command, Drain)
