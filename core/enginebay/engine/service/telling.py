@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from enginebay.errors import in_words
 from enginebay.messages import Control, ControlDone, Drain, RestartWorkers, Resume, Scale, Swap
@@ -31,11 +30,11 @@ class Telling:
         self._tell(f"{what}: begun")
         since = self._clock.now()
 
-        def ended(done: Future[Any]) -> None:
+        def ended(done: Future[ControlDone]) -> None:
             took = f"after {self._clock.now() - since:.1f} s"
             if (error := done.exception()) is not None:
                 self._tell(f"{what}: refused or failed {took}: {in_words(error)}")
-            elif left := _unfinished(command, done.result(0)):
+            elif left := _unfinished(command, self._clock.wait_future(done, None)):
                 self._tell(f"{what}: over {took}, and unfinished: {left}")
             else:
                 self._drained = isinstance(command, Drain)
