@@ -88,10 +88,11 @@ def test_thousands_of_requests_leave_nothing(example: Any, tmp_path: Path, thous
             answers = llm.generate(asked, PARAMS)
             assert [len(answer.token_ids) for answer in answers] == [8] * 1000
             del answers, asked
+            llm.generate([[1]], PARAMS)  # the engine's threads still hold the last step: one request's, not a batch's
             gc.collect()
             blocks.append(sys.getallocatedblocks())  # all of Python's small objects; tracemalloc is four times slower
         stats = llm.stats()
-    assert stats.finished == 1000 * thousands
-    assert stats.committed_tokens == 8000 * thousands
+    assert stats.finished == 1001 * thousands
+    assert stats.committed_tokens == 8 * 1001 * thousands
     assert stats.scheduler.num_free_blocks == stats.scheduler.num_blocks == 600
     assert max(blocks[2:]) - blocks[1] < 1000, blocks  # one object kept per request would be 8,000
