@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -18,6 +20,9 @@ from enginebay.messages import WorkerInfo
 from enginebay.transport import decode_start_payload
 
 __all__ = ["ActorStart", "RayWorker"]
+
+_LONGEST_AFTERWARDS: Final = 3.0
+"""Seconds that an actor lives on when its line has closed: what it has said last is with Ray long before."""
 
 
 class ActorStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +60,8 @@ class RayWorker:
             _work(given)
         except BaseException as error:  # whatever ends a worker is told as text: Ray would pickle the error itself
             return "\n".join(traceback.format_exception(error)[-1].strip().splitlines()[-5:])
+        finally:
+            _end_soon()
         return ""
 
     def stacks(self) -> str:
@@ -64,6 +71,13 @@ class RayWorker:
             lines.append(f"thread {ident}:")
             lines += "".join(traceback.format_stack(frame)).splitlines()
         return "\n".join(lines)
+
+
+def _end_soon() -> None:
+    """The engine has Ray kill this process; if the engine or Ray's server has gone, nobody else ends it."""
+    leave = threading.Timer(_LONGEST_AFTERWARDS, os._exit, (0,))
+    leave.daemon = True
+    leave.start()
 
 
 def _work(given: ActorStart) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
 from enginebay.errors import StartFailed, one_line
@@ -14,7 +14,7 @@ from enginebay_ray.door import load_ray
 from enginebay_ray.placement import Placement
 from enginebay_ray.seats import Seat
 
-__all__ = ["answer", "bounded", "devices_by_node", "end_actors", "make_actor", "stacks_of"]
+__all__ = ["answer", "bounded", "devices_by_node", "end_actors", "make_actor", "settle", "stacks_of"]
 
 T = TypeVar("T")
 
@@ -129,3 +129,14 @@ def answer(
         if done.cancel():
             raise
         return runtime.wait(done, None)  # it is being set, or says itself that its time is over
+
+
+def settle(future: Future[Any], value: Any) -> None:
+    """Set a result, or an error that is one, unless another who knows has done so."""
+    try:
+        if isinstance(value, Exception):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+    except InvalidStateError:
+        return  # it was settled by the other who knows

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -19,6 +21,10 @@ __all__ = ["Cluster", "join", "leave", "own_address"]
 _OBJECT_STORE_BYTES: Final = 80_000_000  # the least that Ray takes; what we send is small, and never stored
 _CPUS_OF_OUR_OWN: Final = 64  # Ray only counts them; more engines of this process may come
 _KILL_AFTER_SECONDS: Final = 5.0
+_ENDS_US: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_NEVER: Final = "1000000000"
+"""Seconds: Ray ends whoever is connected to it when its server has been away for so long, 60 if it is not told. The
+engine has requests, and a word to say; it finds out by itself when it needs Ray."""
 
 _LOCK: Final = threading.Lock()
 _SHARED: Final[list[Cluster]] = []
@@ -112,7 +118,7 @@ class Cluster:
 
     def _connect(self, **how: Any) -> None:
         ray = load_ray()
-        with _quiet():
+        with _quiet(), _outliving():
             ray.init(log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **how)
         self.connected.set_result(None)
 
@@ -212,6 +218,19 @@ def _read_settings_again() -> None:
         settings: Any = _raylet
         settings.Config.initialize("")
         settings.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def _outliving() -> Iterator[None]:
+    """What is connected meanwhile is not ended by Ray when Ray's server has gone, unless the user has said when."""
+    if _ENDS_US in os.environ:
+        yield
+        return
+    os.environ[_ENDS_US] = _NEVER
+    try:
+        yield
+    finally:
+        os.environ.pop(_ENDS_US, None)
 
 
 @contextlib.contextmanager

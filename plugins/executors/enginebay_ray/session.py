@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +28,9 @@ from enginebay.transport import (
 )
 from enginebay.transport.socket import SocketLine
 from enginebay_ray.actor import ActorStart
-from enginebay_ray.actors import bounded, devices_by_node, end_actors, make_actor, stacks_of
+from enginebay_ray.actors import bounded, devices_by_node, end_actors, make_actor, settle, stacks_of
 from enginebay_ray.door import load_ray
+from enginebay_ray.held import HeldProcesses
 from enginebay_ray.placement import Placement
 from enginebay_ray.seats import seated
 from enginebay_ray.words import death_in_words, last_lines, log_of
@@ -70,6 +71,7 @@ class Session:
         self._left: set[int] = set()
         self._logs: dict[int, Path | None] = {}
         self._actors: dict[int, Any] = {}
+        self._held = HeldProcesses()
         self._line: SocketLine | None = None
 
     def launch(
@@ -188,6 +190,7 @@ class Session:
             _LOG.error(
                 "Ray did not take back %d actors and their placement in time; is the cluster there?", len(actors)
             )
+        self._held.kill()  # Ray does it in its own time, and never when its server or the node's part of it has gone
 
     def _name(self, rank: int) -> str:
         """The actor's name, which no other has, nor will have, in the cluster."""
@@ -227,7 +230,8 @@ class Session:
     def _on_hello(self, info: WorkerInfo) -> None:
         if info.host == socket.gethostname():
             self._logs[info.rank] = log_of(info.pid)
-        _settle(self._hello[info.rank], info)
+        self._held.take(info)
+        settle(self._hello[info.rank], info)
 
     def _on_left(self, rank: int) -> None:
         self._left.add(rank)
@@ -251,7 +255,7 @@ class Session:
             return
         error = end.exception()
         said = death_in_words(error) if error is not None else end.result()
-        _settle(self._served[rank], said)
+        settle(self._served[rank], said)
         if said and rank not in self._left:
             self._conclude(rank, said.splitlines())
 
@@ -270,7 +274,7 @@ class Session:
         if not self._hello[rank].done():
             failed = StartFailed(f"rank {rank}: the worker ended before HELLO: {reason}")
             for hello in self._hello.values():  # whoever waits for another rank waits no longer
-                _settle(hello, failed)
+                settle(hello, failed)
             return
         self._report(worker_exit)
         self._calls.lose(rank, self._failure(rank, f"rank {rank}: the worker's actor has ended: {reason}"))
@@ -288,13 +292,3 @@ class Session:
             pid=os.getpid(),
             last_log_lines=self._lost[rank].last_log_lines if rank in self._lost else (),
         )
-
-
-def _settle(future: Future[Any], value: Any) -> None:
-    try:
-        if isinstance(value, Exception):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
-    except InvalidStateError:
-        return  # it was settled by the other who knows

@@ -19,6 +19,7 @@ from enginebay.errors import StartFailed
 from enginebay.runtime import system_runtime
 from enginebay_ray import guardian
 from enginebay_ray.actors import answer
+from enginebay_ray.cluster import _outliving
 from enginebay_ray.private import PrivateFolder
 from support.census import Census
 from support.fake_engines import Installed, install
@@ -62,15 +63,35 @@ with LLM(config) as one, LLM(config) as other:
 print("closed", flush=True)
 """
 
+SERVERLESS = """
+import json, sys, time
+from enginebay import LLM, SamplingParams
+from enginebay_ray import cluster, guardian
+from pathlib import Path
+
+with LLM(json.loads(sys.argv[1])) as llm:
+    private = cluster._SHARED[0]._private
+    (server,) = [p for p in private.processes() if b"/gcs_server" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    guardian.kill(server, private.path, private.token)
+    until = time.monotonic() + 70  # Ray gives its server 60 seconds to come back
+    while time.monotonic() < until:
+        assert llm.generate("say:abc", SamplingParams(max_tokens=4))[0].text == "abc"
+    worker = llm.health().workers[0].incarnation.pid
+    guardian.kill(worker, private.path, private.token)
+    assert llm.generate("say:abc", SamplingParams(max_tokens=4))[0].text == "abc"
+    assert llm.health().workers[0].incarnation.pid != worker
+print("closed", flush=True)
+"""
+
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
     yield from install(tmp_path, monkeypatch)
 
 
-def config_of(fake: Installed) -> str:
+def config_of(fake: Installed, **options: float) -> str:
     return json.dumps(
-        {**fake.config(), "executor": {"use": "ray", "options": {"env": ["PYTHONPATH"], "gpus_per_worker": 0}}}
+        {**fake.config(**options), "executor": {"use": "ray", "options": {"env": ["PYTHONPATH"], "gpus_per_worker": 0}}}
     )
 
 
@@ -134,6 +155,35 @@ def test_engines_that_share_it_survive_its_death_and_stop_after_it(fake: Install
     subprocess.run([sys.executable, "-P", "-c", SWEEP], env=environ, check=True, timeout=PATIENCE)
     census.check()
     root.rmdir()
+
+
+@pytest.mark.soak
+def test_an_engine_outlives_rays_server(fake: Installed) -> None:  # X12, R2
+    """Ray ends the processes that are connected to it when its server stays away: not the engine with its requests."""
+    root = Path(tempfile.mkdtemp(prefix="eb-"))
+    census = Census([root])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SERVERLESS, config_of(fake, step_seconds=0.05)],
+        env=census.environment({**fake.environ(), "ENGINEBAY_RUN": str(root)}),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n")
+    census.check(PATIENCE)
+    root.rmdir()
+
+
+def test_how_long_rays_server_may_be_away_is_the_users_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    with _outliving():
+        assert int(os.environ[name]) > 3600
+    assert name not in os.environ
+    monkeypatch.setenv(name, "7")
+    with _outliving():
+        assert os.environ[name] == "7"
+    assert os.environ[name] == "7"
 
 
 def test_a_folder_whose_path_is_too_long_is_not_used(tmp_path: Path) -> None:

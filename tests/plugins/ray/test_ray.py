@@ -27,6 +27,8 @@ from enginebay.testing._offer import offer
 from enginebay.testing.fakes import FAKE_RUNNER, KIT_EXTENSION
 from enginebay_ray.door import load_ray
 from enginebay_ray.executor import RayExecutor
+from enginebay_ray.held import HeldProcesses
+from enginebay_ray.placement import Placement
 from support import telling_runner
 from support.fake_engines import Installed, install
 from support.marks import install_marks, with_marks
@@ -198,6 +200,25 @@ def test_a_killed_actor_is_noticed_with_rays_own_words(drive: Drive) -> None:  #
     assert "Ray says: Worker unexpectedly exits with a connection error" in lost.reason
     assert driver.executor is not None
     assert "Ray says" in driver.executor.health().detail
+
+
+def test_workers_end_where_ray_does_not_end_them(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:  # X12, X13
+    """Ray's server, or the node's part of it, has gone: nobody hears that the actors are no longer needed."""
+    driver = drive()
+    held, given_back = HeldProcesses.take, list[Placement]()
+    monkeypatch.setattr(HeldProcesses, "take", lambda self, info: held(self, info) if info.rank == 0 else None)
+    monkeypatch.setattr("enginebay_ray.session.end_actors", lambda actors: None)
+    with monkeypatch.context() as deaf:
+        deaf.setattr(Placement, "remove", lambda placement: given_back.append(placement))
+        driver.start()
+        assert driver.own_processes
+        os.kill(driver.workers[0].pid, signal.SIGSTOP)  # this one cannot hear that the line is closed
+        driver.stop()
+        driver.wait_until_gone()
+    for placement in given_back:
+        placement.remove()
+    assert len(given_back) == 1
+    assert driver.exits == []
 
 
 def test_another_cluster_in_the_same_process_is_refused(drive: Drive) -> None:
