@@ -77,5 +77,5 @@ def test_the_whole_conformance_kit_passes(outside: Outside) -> None:
 def test_it_is_short_and_has_a_readme() -> None:
     files = (EXAMPLES / "third_party_executor" / "src").rglob("*.py")
     lines = [line for file in files for line in file.read_text().splitlines() if line.strip()]
-    assert len(lines) <= 230
+    assert len(lines) <= 240
     assert (EXAMPLES / "third_party_executor" / "README.md").stat().st_size > 500

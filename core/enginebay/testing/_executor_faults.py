@@ -113,6 +113,21 @@ class Faults(ExecutorBase):
             driver.ready()
             driver.run_step()
 
+    def test_stop_ends_workers_that_have_just_been_stopped_or_killed(self, driver: ExecutorDriver) -> None:  # X12, X13
+        """Before anybody has told the executor of it."""
+        driver.ready()
+        if not driver.own_processes:
+            self._has_no_process_to_kill(driver)
+            return
+        for worker, number in zip(driver.workers, (signal.SIGSTOP, signal.SIGKILL), strict=False):
+            os.kill(worker.pid, number)
+        driver.stop()
+        driver.wait_until_gone()
+        if driver.plugin.capabilities.restartable:
+            driver.generation += 1
+            driver.ready()
+            driver.run_step()
+
     def _ended(self, driver: ExecutorDriver) -> None:
         """Processes that hang are killed; a thread ends when it is let go."""
         if driver.own_processes:

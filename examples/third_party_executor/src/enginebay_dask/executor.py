@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -76,7 +77,7 @@ class _Life:
         self._ended: dict[int, Future[str]] = {rank: Future() for rank in self._incarnations}
         self._lost: dict[int, str] = {}
         self._left: set[int] = set()
-        self._workers: list[WorkerInfo] = []
+        self._processes: dict[int, int] = {}
         self._line: SocketLine | None = None
         self._client: Any = None
         self._cluster: Any = None
@@ -94,16 +95,27 @@ class _Life:
                 dashboard_address="127.0.0.1:0",
                 silence_logs=logging.CRITICAL,
             )
-            for nanny in self._cluster.workers.values():
-                nanny.auto_restart = False  # a worker that is lost is the engine's to replace
-        self._client = Client(self._cluster or options.scheduler, set_as_default=False, timeout=deadline - now())
-        self._client.wait_for_workers(size, timeout=max(0.1, deadline - now()))
-        seats = sorted(self._client.scheduler_info(n_workers=-1)["workers"])[:size]
+        found: Future[list[str]] = Future()
+
+        def connect() -> None:
+            with contextlib.suppress(Exception):  # the deadline tells of it, and a closed client raises anything
+                where, left = self._cluster or options.scheduler, max(0.1, deadline - now())
+                client = self._client = Client(where, set_as_default=False, timeout=left)
+                if self.stopping:  # it comes too late for anybody to close it
+                    client.close()
+                client.wait_for_workers(size, timeout=left)
+                _settle(found, sorted(client.scheduler_info(n_workers=-1)["workers"])[:size])
+
+        self._runtime.spawner.thread("dask-connect", connect)  # for it hangs as long as the scheduler does
+        try:
+            seats = self._runtime.wait(found, deadline)
+        except TimeoutError:
+            raise StartFailed(f"Dask's scheduler has not named {size} workers before the start's deadline") from None
         self._line = SocketLine(
             self._incarnations,
             address=options.listen,
             spawner=self._runtime.spawner,
-            on_hello=lambda info: _settle(self._hello[info.rank], info),
+            on_hello=self._on_hello,
             on_reply=self._calls.answer,
             on_lost=self._on_lost,
             on_left=self._on_left,
@@ -116,10 +128,10 @@ class _Life:
             task.add_done_callback(lambda done, rank=rank: self._on_end(rank, done))
         for rank, hello in self._hello.items():
             try:
-                self._workers.append(self._runtime.wait(hello, deadline))
+                self._runtime.wait(hello, deadline)
             except TimeoutError:
                 raise StartFailed(f"rank {rank} did not say HELLO from Dask's worker before the deadline") from None
-        return tuple(self._workers)
+        return tuple(hello.result() for hello in self._hello.values())
 
     def submit(self, envelope: Envelope) -> Future[Replies]:
         """Send a call. A rank that is lost, and every one after the stop, answers with a failure at once."""
@@ -143,13 +155,14 @@ class _Life:
         if self._line is not None:
             self._line.close()
         until = min(deadline, self._runtime.clock.now() + _GOOD_END_SECONDS)
-        for worker in self._workers:
+        for rank, hello in self._hello.items():
             try:
-                self._runtime.wait(self._ended[worker.rank], until)
-            except TimeoutError:
-                if worker.host == socket.gethostname() and worker.rank not in self._lost:
-                    os.kill(worker.pid, signal.SIGKILL)
-        self._workers = []
+                self._runtime.wait(self._ended[rank], until if hello.done() else 0.0)
+            except TimeoutError:  # it hangs, is stopped, or was killed, of which Dask does not tell
+                with contextlib.suppress(KeyError, ProcessLookupError):
+                    signal.pidfd_send_signal(self._processes[rank], signal.SIGKILL)
+        while self._processes:
+            os.close(self._processes.popitem()[1])
         client, self._client = self._client, None
         cluster, self._cluster = self._cluster, None
         for taken in (client, cluster):
@@ -158,6 +171,12 @@ class _Life:
                     taken.close(timeout=max(_LEAST_SECONDS, deadline - self._runtime.clock.now()))
                 except TimeoutError:
                     _LOG.error("Dask did not end its %s in time; it goes on trying", type(taken).__name__)
+
+    def _on_hello(self, info: WorkerInfo) -> None:
+        if info.host == socket.gethostname():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                self._processes[info.rank] = os.pidfd_open(info.pid)  # no other can come by its number now
+        _settle(self._hello[info.rank], info)
 
     def _on_end(self, rank: int, task: Any) -> None:
         said = task.result() if task.status == "finished" else f"Dask's task is {task.status}"
