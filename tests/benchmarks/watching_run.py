@@ -1,6 +1,7 @@
 """Two engines take turns, one with statuses and heartbeats and one without; prints a JSON line for each pair of turns.
 
-Seconds of the same answers. ``--alone`` has one engine, with both, and prints the seconds of its median step instead.
+Seconds of the same answers. ``--plain-first`` makes the one without before the other, since it matters which of two
+engines of a process is older. ``--alone`` has one engine, with both, and prints the seconds of its median step instead.
 """
 
 from __future__ import annotations
@@ -53,15 +54,22 @@ def main() -> None:
     ap.add_argument("--requests", type=int, required=True)
     ap.add_argument("--pairs", type=int, default=10)
     ap.add_argument("--alone", action="store_true")
+    ap.add_argument("--plain-first", action="store_true")
     args = ap.parse_args()
     draw = random.Random(0)
     prompts = [[draw.randrange(VOCABULARY) for _ in range(PROMPT)] for _ in range(args.requests)]
     with ExitStack() as stack:
-        watched = stack.enter_context(engine(args.model, args.requests, []))
+
+        def made(sets: list[str]) -> LLM:
+            return stack.enter_context(engine(args.model, args.requests, sets))
+
         if args.alone:
-            print(json.dumps({"step": step_of(watched, prompts[0], prompts[1:])}))
+            print(json.dumps({"step": step_of(made([]), prompts[0], prompts[1:])}))
             return
-        plain = stack.enter_context(engine(args.model, args.requests, WITHOUT))
+        if args.plain_first:
+            plain, watched = made(WITHOUT), made([])
+        else:
+            watched, plain = made([]), made(WITHOUT)
         turn(watched, prompts)
         turn(plain, prompts)
         for number in range(args.pairs):
